@@ -70,6 +70,20 @@ class Histogram:
         self.total += other.total
         return self
 
+    def at_least(self, other: Histogram) -> Histogram:
+        """A new histogram: bucket by bucket the larger of both."""
+        keys = self.buckets.keys() | other.buckets.keys()
+        merged = {key: max(self.buckets.get(key, 0), other.buckets.get(key, 0)) for key in keys}
+        return Histogram(merged, max(self.total, other.total))
+
+    def minus(self, other: Histogram) -> Histogram:
+        """A new histogram: what this holds on top of the other, never below zero."""
+        more = {key: n - other.buckets.get(key, 0) for key, n in self.buckets.items() if n > other.buckets.get(key, 0)}
+        return Histogram(more, max(0.0, self.total - other.total))
+
+    def __bool__(self) -> bool:
+        return bool(self.buckets)
+
     @property
     def count(self) -> int:
         return sum(self.buckets.values())

@@ -175,6 +175,15 @@ class Figures:
             self.histograms.setdefault(name, Histogram()).merge(histogram)
         return self
 
+    def minus(self, other: Figures) -> Figures:
+        """What this holds on top of another's counts; nothing goes below zero."""
+        out = Figures()
+        for series, n in self.counters.items():
+            out.counters[series] = max(0, n - other.counters.get(series, 0))
+        for name, histogram in self.histograms.items():
+            out.histograms[name] = histogram.minus(other.histograms.get(name, Histogram()))
+        return out
+
     def total(self, name: str, data_type: str | None = None, label: str | None = None) -> int:
         """The sum of a counter over everything not asked for."""
         return sum(

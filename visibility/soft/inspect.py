@@ -1,0 +1,59 @@
+"""Bounded reads of the soft state for people: the admin, the doctor, `explain`. No KEYS, no SCAN; every answer has a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from visibility.soft.client import client, guard, run
+from visibility.soft.keys import key
+
+
+class Written(NamedTuple):
+    """How often a minute's counts were written, and how often they had been when last carried over."""
+
+    writes: int
+    rolled: int
+
+
+def redis_time() -> float:
+    """The Redis server's clock, in seconds since 1970."""
+    seconds, micros = _call("time")
+    return float(seconds) + micros / 1_000_000
+
+
+def _call(command: str, *args: Any, **kwargs: Any) -> Any:
+    with guard():
+        return getattr(client(), command)(*args, **kwargs)
+
+
+def minutes_written(minutes: Iterable[int]) -> dict[int, Written]:
+    """For each minute (since 1970), whether anything was counted since it was carried over."""
+    wanted = list(minutes)
+    flat = run("minutes", 0, *wanted) if wanted else []
+    return {minute: Written(int(flat[2 * i]), int(flat[2 * i + 1])) for i, minute in enumerate(wanted)}
+
+
+def note_rolled(minute: int, writes: int, ttl: int) -> None:
+    """Remember that a minute was carried over as it stood after so many writes."""
+    _call("set", key(0, "rolled", str(minute)), writes, ex=ttl)
+
+
+def minute_fields(minute: int) -> dict[str, int]:
+    """The raw fields of one minute."""
+    return _fields(_call("hgetall", key(0, "m", str(minute))))
+
+
+def total_fields() -> dict[str, int]:
+    """The raw fields of the counts since Redis was last empty."""
+    return _fields(_call("hgetall", key(0, "totals")))
+
+
+def _fields(raw: dict[bytes, bytes]) -> dict[str, int]:
+    return {name.decode(): int(n) for name, n in raw.items()}
+
+
+def swap_slo_state(data_type: str, state: str) -> str:
+    """Note a promise's state and answer the one noted before ("" for none), in one step."""
+    before = _call("set", key(0, "slo", data_type), state, ex=86_400, get=True)
+    return before.decode() if before else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from visibility.soft.client import client, guard, run
-from visibility.soft.keys import key
+from visibility.soft.keys import key, shard_of
 
 
 class Written(NamedTuple):
@@ -57,3 +57,18 @@ def swap_slo_state(data_type: str, state: str) -> str:
     """Note a promise's state and answer the one noted before ("" for none), in one step."""
     before = _call("set", key(0, "slo", data_type), state, ex=86_400, get=True)
     return before.decode() if before else ""
+
+
+def write_trail(notes: Iterable[tuple[str, str]], length: int) -> None:
+    """Put `(resource, entry)` in front of each resource's trail, which keeps the newest `length`."""
+    groups: dict[int, list[str]] = {}
+    for resource, entry in notes:
+        groups.setdefault(shard_of(resource), []).extend((resource, entry))
+    for shard, args in groups.items():
+        for start in range(0, len(args), 400):
+            run("trail", shard, length, *args[start : start + 400])
+
+
+def read_trail(resource: str, length: int) -> list[str]:
+    """The newest entries of a resource's trail, newest first."""
+    return [entry.decode() for entry in _call("lrange", key(shard_of(resource), "trail", resource), 0, length - 1)]

@@ -1,0 +1,192 @@
+"""Building claimed resources: the one sequence that jobs and readers share.
+
+claim (generation, epoch, before any read) → marks → source → store if still owner and newer → clear marks that did
+not move → push to watchers → end the claim, pending again where the generation moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from visibility import dirty, metrics, push
+from visibility.conf import Lane, settings
+from visibility.datatypes import DataType, Hidden
+from visibility.dirty import Marks
+from visibility.exceptions import BadSnapshot, RedisAway
+from visibility.points import reach
+from visibility.signals import snapshot_built
+from visibility.soft import clock, pending, snapshots
+from visibility.soft.pending import Claim, Claimed, Done
+from visibility.wake import wake
+
+logger = logging.getLogger("visibility")
+GIVE_UP_AFTER = 5
+MAX_DELAY = 300.0
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or nothing was wanted."""
+
+    resource: str
+    stored: snapshots.Stored | None = None
+    error: BaseException | None = None
+    missed: int = 0
+
+
+def backoff(tries: int) -> float:
+    """Seconds before the next try after `tries` failures: exponential, capped, with full ±50 % jitter."""
+    return min(MAX_DELAY, 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+@contextmanager
+def keepalive(lane: Lane, owned: Claim, resources: Sequence[str]) -> Iterator[set[str]]:
+    """Renew claims in the background while a build runs; yields the set of those that were lost on the way."""
+    lease, lost, over = settings.BUILD_LEASE, set[str](), threading.Event()
+
+    def renew() -> None:
+        while not over.wait(lease / 3):
+            try:
+                lost.update(pending.extend(lane.name, owned, lease, resources))
+            except RedisAway:
+                # Unknown whether the claim lives; the store compares the owner in any case.
+                continue
+
+    thread = threading.Thread(target=renew, name="visibility-keepalive", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        over.set()
+        thread.join()
+
+
+def run_build(data_type: DataType, keys: Sequence[str]) -> dict[str, Any]:
+    """`build_many` with a result or an exception for every key; if the batch fails as a whole, key by key."""
+    try:
+        found: Mapping[str, Any] = data_type.build_many(keys)
+    except Exception as error:
+        if len(keys) == 1:
+            return {keys[0]: error}
+        logger.exception("%s.build_many failed for %d keys; trying them one by one", data_type.name, len(keys))
+        out: dict[str, Any] = {}
+        for key in keys:
+            out.update(run_build(data_type, [key]))
+        return out
+    missing = LookupError(f"{data_type.name}.build_many gave no data for this key")
+    return {key: found[key] if key in found else missing for key in keys}
+
+
+def jittered(data_type: DataType, seconds: float) -> float:
+    return seconds * random.uniform(1 - data_type.jitter, 1 + data_type.jitter)  # noqa: S311
+
+
+def build_claimed(data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[Claimed], window: float | None = None) -> dict[str, Built]:
+    """Build and store what was claimed, all of one type, and end the claims; answers by resource name.
+
+    Raises:
+        RedisAway: the soft state is out of reach; the claims end by their leases.
+    """
+    clock.seen(owned.now_ms)
+    cut = len(data_type.name) + 1
+    keys = {row.resource[cut:]: row for row in rows}
+    reach("build.claimed")
+    seen = dirty.marks(data_type, list(keys))
+    reach("build.marks")
+    started = time.monotonic()
+    with keepalive(lane, owned, [row.resource for row in rows]) as lost:
+        data = run_build(data_type, list(keys))
+    took = time.monotonic() - started
+    reach("build.read")
+    built_ms = clock.now_ms()
+    cost = int(took * 1000 / len(rows))
+    out: dict[str, Built] = {}
+    items: list[tuple[str, int, int, bytes]] = []
+    made: dict[str, snapshots.Stored] = {}
+    for key, row in keys.items():
+        value = data[key]
+        if not isinstance(value, BaseException):
+            try:
+                body = snapshots.encode_body(row.resource, value)
+            except BadSnapshot as error:
+                value = error
+        if isinstance(value, BaseException):
+            out[row.resource] = Built(row.resource, error=value)
+            continue
+        if row.resource in lost:
+            out[row.resource] = Built(row.resource)
+            continue
+        first = seen[key].first_at
+        event = row.since_ms or (int(first.timestamp() * 1000) if first else 0)
+        soft = built_ms + int(jittered(data_type, data_type.soft_ttl) * 1000)
+        one = snapshots.Stored(int(owned.token), data_type.schema, built_ms, event, soft, cost, seen[key].stamp, body)
+        made[row.resource] = one
+        items.append((row.resource, int(jittered(data_type, data_type.ttl) * 1000), soft, snapshots.pack(one)))
+    reach("build.store")
+    flags = pending.store(lane.name, owned, items) if items else []
+    reach("build.stored")
+    stored = {item[0] for item, ok in zip(items, flags, strict=True) if ok}
+    for resource in made:
+        missed = seen[resource[cut:]].changes
+        out[resource] = Built(resource, made[resource] if resource in stored else None, missed=missed)
+    _settle(data_type, lane, owned, keys, seen, out, data_type.coalesce if window is None else window)
+    _count(data_type, out, keys, took)
+    return out
+
+
+def _settle(
+    data_type: DataType, lane: Lane, owned: Claim, keys: Mapping[str, Claimed], seen: Mapping[str, Marks], out: dict[str, Built], window: float
+) -> None:  # fmt: skip
+    good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
+    moved = dirty.clear(data_type.name, good) if good else set()
+    if data_type.hidden is Hidden.SUMMARISE and good:
+        dirty.take_summaries(data_type.name, [key for key, one in good.items() if one.dirty])
+    reach("build.cleared")
+    push.publish([(row.resource, int(owned.token)) for key, row in keys.items() if key in good])
+    reach("build.pushed")
+    ends = [Done(row, "keep" if key in moved else "trust", window) for key, row in keys.items() if key in good]
+    # A claim that was lost, or a store that was refused: who took over answers for it; if nobody did, it is due again.
+    ends += [Done(row, "back", window) for key, row in keys.items() if key not in good and out[row.resource].error is None]
+    woke, _ = pending.done(lane.name, owned, ends)
+    failed = [(key, row, out[row.resource].error) for key, row in keys.items() if out[row.resource].error is not None]
+    items = []
+    for key, row, error in failed:
+        tries = row.tries + 1
+        why = f"{type(error).__name__}: {error}"
+        logger.error("the build of %s failed (%d in a row): %s", row.resource, tries, why, exc_info=error)
+        give_up = tries >= GIVE_UP_AFTER
+        if give_up:
+            dirty.quarantine(data_type.name, key, tries, why)
+        items.append((row, backoff(tries), why, give_up))
+    pending.fail(lane.name, owned, items)
+    reach("build.done")
+    if woke:
+        wake(lane.name, [owned.shard])
+
+
+def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Claimed], took: float) -> None:
+    name = data_type.name
+    now = clock.now_ms()
+    good = [b for b in out.values() if b.stored]
+    metrics.count("builds", len(good), data_type=name)
+    metrics.observe("build_seconds", took, data_type=name)
+    if failures := sum(b.error is not None for b in out.values()):
+        metrics.count("build_failures", failures, data_type=name)
+    if refused := len(out) - len(good) - failures:
+        metrics.count("store_refused", refused, data_type=name)
+    for one in good:
+        event_ms = one.stored.event_ms if one.stored else 0
+        row = keys[one.resource[len(name) + 1 :]]
+        if event_ms:
+            stage = "freshness_built" if row.visible else "freshness_resolved"
+            metrics.observe(stage, max(0.0, (now - event_ms) / 1000), data_type=name)
+        event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
+        snapshot_built.send_robust(name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at)

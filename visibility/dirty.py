@@ -1,0 +1,243 @@
+"""Marks in the database: this resource, or this scope, changed. A mark is a count that only grows.
+
+A snapshot carries the marks as they stood before its build read the source (`stamp`); it is fresh only while they
+have not moved. A flag is cleared only if it stands as it was read. See rules 2, 4, 6 and 8 in `docs/architecture.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import connections, models, router
+from django.db.models import CharField, F, Q, Sum, Value
+from django.db.models.functions import Cast, Concat
+from django.utils import timezone
+
+from visibility.datatypes import DataType, ScopesFrom
+from visibility.models import DirtyFlag, ScopeMark, Summary
+from visibility.sql import upsert
+
+EPOCH_US = 1_704_067_200_000_000
+CHUNK = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """How the marks of one resource stand. `flag` is the flag's count, `scopes` the sum over its scopes."""
+
+    flag: int = 0
+    scopes: int = 0
+    scope_changes: int = 0
+    changes: int = 0
+    first_at: datetime | None = None
+    quarantined: bool = False
+
+    @property
+    def stamp(self) -> str:
+        return f"{self.flag}.{self.scopes}.{self.scope_changes}"
+
+    @property
+    def dirty(self) -> bool:
+        return self.first_at is not None
+
+    def same(self, stamp: str) -> bool:
+        """Whether nothing moved since a snapshot was stamped so."""
+        return stamp.split(".")[:2] == [str(self.flag), str(self.scopes)]
+
+    def missed(self, stamp: str) -> int:
+        """Changes that a snapshot of this stamp does not show, as far as they were counted."""
+        parts = stamp.split(".")
+        since = self.scope_changes - int(parts[2]) if len(parts) == 3 and parts[2].isdigit() else 0
+        return (self.changes if parts[0] != str(self.flag) else 0) + max(0, since)
+
+
+def next_mark() -> int:
+    """Microseconds since 2024: below a mark that exists, the upsert takes that plus one instead."""
+    return time.time_ns() // 1000 - EPOCH_US
+
+
+def _using(model: type[models.Model]) -> str:
+    return router.db_for_write(model)
+
+
+def mark(data_type: str, changes: Mapping[str, int], at: datetime | None = None, kinds: Mapping[str, Mapping[str, int]] | None = None) -> None:
+    """Flag resources as changed, `changes[key]` times, first at `at`; with `kinds`, count them by kind for summaries."""
+    at, stamp = at or timezone.now(), next_mark()
+    rows = [(data_type, key, stamp, n, at, at, 0, "") for key, n in sorted(changes.items())]
+    upsert(
+        DirtyFlag,
+        ("data_type", "key", "mark", "changes", "last_at", "first_at", "failures", "last_error"),
+        rows,
+        unique=("data_type", "key"),
+        update={
+            "mark": "CASE WHEN {old.mark} >= {new.mark} THEN {old.mark} + 1 ELSE {new.mark} END",
+            "changes": "CASE WHEN {old.first_at} IS NULL THEN {new.changes} ELSE {old.changes} + {new.changes} END",
+            "last_at": "{new.last_at}",
+            "first_at": "COALESCE({old.first_at}, {new.first_at})",
+        },
+    )
+    if kinds:
+        upsert(
+            Summary,
+            ("data_type", "key", "kind", "count", "first_at", "last_at"),
+            [(data_type, key, kind, n, at, at) for key, group in sorted(kinds.items()) for kind, n in sorted(group.items())],
+            unique=("data_type", "key", "kind"),
+            update={"count": "{old.count} + {new.count}", "last_at": "{new.last_at}"},
+        )
+
+
+def mark_scopes(data_type: str, changes: Mapping[str, int], at: datetime | None = None) -> None:
+    """Mark scopes: every resource that depends on one is stale from now on."""
+    at, stamp = at or timezone.now(), next_mark()
+    upsert(
+        ScopeMark,
+        ("data_type", "scope", "mark", "changes", "last_at"),
+        [(data_type, scope, stamp, n, at) for scope, n in sorted(changes.items())],
+        unique=("data_type", "scope"),
+        update={
+            "mark": "CASE WHEN {old.mark} >= {new.mark} THEN {old.mark} + 1 ELSE {new.mark} END",
+            "changes": "{old.changes} + {new.changes}",
+            "last_at": "{new.last_at}",
+        },
+    )
+
+
+def _scope_query(data_type: str, key: str, scopes: Iterable[str] | ScopesFrom | models.QuerySet[Any]) -> models.QuerySet[Any] | None:
+    names: Any
+    if isinstance(scopes, ScopesFrom):
+        query = scopes.queryset.query
+        column = next(iter((*query.values_select, *query.annotation_select)), scopes.queryset.model._meta.pk.attname)
+        text = Concat(Value(f"{scopes.prefix}:"), Cast(F(column), CharField(max_length=200)), output_field=CharField())
+        names = scopes.queryset.order_by().annotate(visibility_scope=text).values("visibility_scope")
+    elif isinstance(scopes, models.QuerySet):
+        names = scopes.order_by()
+    else:
+        names = list(scopes)
+        if not names:
+            return None
+    found = ScopeMark.objects.filter(data_type=data_type, scope__in=names)
+    return found.order_by().annotate(visibility_key=Value(key, output_field=CharField())).values("visibility_key")
+
+
+def marks(data_type: DataType, keys: Sequence[str]) -> dict[str, Marks]:
+    """The marks of these resources: one SQL statement a hundred keys, scopes given as queries included."""
+    out = {key: Marks() for key in keys}
+    for start in range(0, len(keys), CHUNK):
+        part = keys[start : start + CHUNK]
+        _read(data_type, part, data_type.scopes_many(part) if data_type.has_scopes else {}, out)
+    return out
+
+
+def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Any], out: dict[str, Marks]) -> None:
+    using = router.db_for_write(DirtyFlag)
+    connection = connections[using]
+    flags = DirtyFlag.objects.using(using).filter(data_type=data_type.name, key__in=keys).order_by()
+    statements = [flags.values_list("key", "mark", "changes", "first_at", "quarantined_at").query]
+    for key, names in scopes.items():
+        query = _scope_query(data_type.name, key, names)
+        if query is not None:
+            summed = query.annotate(total=Sum("mark"), seen=Sum("changes"))
+            statements.append(summed.values_list("visibility_key", "total", "seen").query)
+    if len(statements) == 1:
+        for key, flag, n, first, held in flags.values_list("key", "mark", "changes", "first_at", "quarantined_at"):
+            out[key] = replace(out[key], flag=flag, changes=n if first else 0, first_at=first, quarantined=held is not None)
+        return
+    parts, params = [], []
+    for n, query in enumerate(statements):
+        sql, args = query.get_compiler(using).as_sql()
+        inner = f"SELECT {n} AS part, v.* FROM ({sql}) v" if n == 0 else f"SELECT {n} AS part, v.*, NULL, NULL FROM ({sql}) v"
+        parts.append(inner)
+        params += args
+    with connection.cursor() as cursor:
+        cursor.execute(" UNION ALL ".join(parts), params)
+        rows = cursor.fetchall()
+    for part, key, count, n, first, held in rows:
+        now = out[key]
+        if part:
+            out[key] = replace(now, scopes=int(count or 0), scope_changes=int(n or 0))
+        else:
+            out[key] = replace(now, flag=count, changes=n if first else 0, first_at=_aware(first), quarantined=held is not None)
+
+
+def _aware(value: Any) -> datetime | None:
+    """A datetime as the driver gave it (text on SQLite), made aware."""
+    if value is None:
+        return None
+    found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return found.replace(tzinfo=UTC) if timezone.is_naive(found) else found
+
+
+def clear(data_type: str, seen: Mapping[str, Marks]) -> set[str]:
+    """Clear flags that stand as they were read; answers the keys whose flag moved meanwhile (they stay dirty)."""
+    keys = [key for key, one in sorted(seen.items()) if one.dirty]
+    moved: set[str] = set()
+    table = DirtyFlag.objects.using(_using(DirtyFlag))
+    for start in range(0, len(keys), CHUNK):
+        part = keys[start : start + CHUNK]
+        same = Q()
+        for key in part:
+            same |= Q(key=key, mark=seen[key].flag)
+        done = table.filter(same, data_type=data_type).update(
+            first_at=None, changes=0, failures=0, not_before=None, quarantined_at=None, last_error=""
+        )
+        if done < len(part):
+            moved.update(table.filter(data_type=data_type, key__in=part, first_at__isnull=False).values_list("key", flat=True))
+    return moved
+
+
+def take_summaries(data_type: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
+    """What these resources missed by kind, and forget it: it is about to be shown."""
+    table = Summary.objects.using(_using(Summary))
+    out: dict[str, dict[str, int]] = {}
+    for start in range(0, len(keys), CHUNK):
+        for row in table.filter(data_type=data_type, key__in=keys[start : start + CHUNK]):
+            # Compared, so that a change counted between the two statements stays.
+            if table.filter(pk=row.pk, count=row.count).delete()[0]:
+                out.setdefault(row.key, {})[row.kind] = row.count
+    return out
+
+
+def quarantine(data_type: str, key: str, failures: int, error: str) -> None:
+    """Set a resource aside that keeps failing: it stays dirty, shows in the admin, and is not promoted."""
+    mark(data_type, {key: 1})
+    DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, key=key).update(
+        failures=failures, last_error=error[:2000], quarantined_at=timezone.now()
+    )
+
+
+def release(data_type: str, keys: Sequence[str]) -> int:
+    """Let quarantined resources be promoted again."""
+    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, key__in=list(keys))
+    return table.update(quarantined_at=None, failures=0, not_before=None)
+
+
+def oldest(data_type: str, limit: int, after: datetime | None = None) -> list[tuple[str, datetime]]:
+    """Dirty resources, longest first, quarantined ones left out."""
+    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False, quarantined_at=None)
+    if after is not None:
+        table = table.filter(first_at__gt=after)
+    return [(key, first) for key, first in table.order_by("first_at").values_list("key", "first_at")[:limit] if first]
+
+
+def dirty_among(data_type: str, keys: Sequence[str]) -> dict[str, datetime]:
+    """Those of these keys that are dirty and not in quarantine, with the time since when."""
+    out: dict[str, datetime] = {}
+    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False, quarantined_at=None)
+    for start in range(0, len(keys), 500):
+        out.update((k, at) for k, at in table.filter(key__in=keys[start : start + 500]).values_list("key", "first_at") if at)
+    return out
+
+
+def prune(now: datetime, keep: timedelta, limit: int = 5000) -> int:
+    """Delete clean flags and scope marks not moved for `keep`; a snapshot stamped with one is rebuilt at its next read."""
+    gone = 0
+    for model, extra in ((DirtyFlag, {"first_at__isnull": True}), (ScopeMark, {})):
+        table = model._default_manager.using(_using(model))
+        old = list(table.filter(last_at__lt=now - keep, **extra).values_list("pk", flat=True)[:limit])
+        for start in range(0, len(old), 500):
+            gone += table.filter(pk__in=old[start : start + 500], last_at__lt=now - keep, **extra).delete()[0]
+    return gone

@@ -1,0 +1,185 @@
+"""Connections to Redis (single, Sentinel, Cluster), Lua scripts, and the circuit breaker before them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakKeyDictionary
+
+import redis
+from redis import asyncio as redis_async
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError as RedisConnectionError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    TimeoutError as RedisTimeoutError,
+    TryAgainError,
+)
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from visibility.conf import settings
+from visibility.exceptions import RedisAway
+from visibility.soft.keys import base, keep_ms
+
+AWAY = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    ReadOnlyError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    RedisClusterException,
+    TryAgainError,
+    OSError,
+)
+OPEN_SECONDS = 1.0
+
+_lock = threading.Lock()
+_sync: dict[tuple[int, str], Any] = {}
+_async: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
+_open_until = 0.0
+
+
+def _options() -> dict[str, Any]:
+    # redis-py's default retries sleep for seconds; a save must not. One retry outlives a pooled dead connection.
+    return {"socket_timeout": 5.0, "socket_connect_timeout": 1.0, "health_check_interval": 0}
+
+
+def _addresses(netloc: str, port: int) -> list[tuple[str, int]]:
+    pairs = (part.rpartition("@")[2].partition(":") for part in netloc.split(","))
+    return [(host, int(number or port)) for host, _, number in pairs]
+
+
+def _connect(url: str, *, is_async: bool) -> Any:
+    scheme = url.partition("://")[0]
+    options = _options()
+    retry: Any = AsyncRetry(NoBackoff(), 1) if is_async else Retry(NoBackoff(), 1)
+    if scheme not in ("sentinel", "cluster"):
+        module: Any = redis_async if is_async else redis
+        return module.Redis.from_url(url, retry=retry, **options)
+    parts = urlsplit(url)
+    options |= dict(parse_qsl(parts.query))
+    if parts.password:
+        options["password"] = parts.password
+    if scheme == "cluster":
+        node: Any = AsyncClusterNode if is_async else ClusterNode
+        nodes = [node(host, port) for host, port in _addresses(parts.netloc, 6379)]
+        cluster: Any = redis_async.RedisCluster if is_async else redis.RedisCluster
+        return cluster(startup_nodes=nodes, **{k: v for k, v in options.items() if k != "health_check_interval"})
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("VISIBILITY['REDIS_URL']: a sentinel URL reads sentinel://host:port,host:port/service/db")
+    sentinel: Any = AsyncSentinel if is_async else Sentinel
+    found = sentinel(_addresses(parts.netloc, 26379), sentinel_kwargs={"socket_timeout": 1.0, "socket_connect_timeout": 1.0})
+    return found.master_for(service, db=int(db or 0), retry=retry, **options)
+
+
+def client() -> Any:
+    """The synchronous client of this process; safe over threads and forks."""
+    name = (os.getpid(), settings.REDIS_URL)
+    found = _sync.get(name)
+    if found is None:
+        with guard(), _lock:
+            found = _sync.get(name) or _sync.setdefault(name, _connect(name[1], is_async=False))
+    return found
+
+
+def aclient() -> Any:
+    """The asynchronous client of the running event loop."""
+    clients = _async.setdefault(asyncio.get_running_loop(), {})
+    url = settings.REDIS_URL
+    if url not in clients:
+        clients[url] = _connect(url, is_async=True)
+    return clients[url]
+
+
+async def aclose() -> None:
+    """Close the running loop's clients."""
+    for found in _async.pop(asyncio.get_running_loop(), {}).values():
+        await found.aclose()
+
+
+def close() -> None:
+    """Close the synchronous clients and forget what the circuit breaker knows; for tests and shutdown."""
+    global _open_until
+    with _lock:
+        for found in _sync.values():
+            found.close()
+        _sync.clear()
+    _open_until = 0.0
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Turn every way of Redis being away into `RedisAway`; while the circuit is open, fail at once.
+
+    Raises:
+        RedisAway: no answer, or no writes taken. For `OPEN_SECONDS` further calls are refused without trying.
+    """
+    global _open_until
+    if time.monotonic() < _open_until:
+        raise RedisAway("Redis did not answer a moment ago; not asked again yet")
+    try:
+        yield
+    except AWAY as error:
+        _open_until = time.monotonic() + OPEN_SECONDS
+        raise RedisAway(f"Redis is away: {type(error).__name__}: {error}") from error
+
+
+class Script:
+    """One Lua file behind the shared prelude, called by digest."""
+
+    def __init__(self, name: str) -> None:
+        folder = Path(__file__).with_name("lua")
+        self.source = (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+        self.digest = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+script = lru_cache(maxsize=None)(Script)
+
+
+def run(name: str, shard: int, *args: Any) -> Any:
+    """Run `lua/<name>.lua` on a shard. `KEYS[1]` is the shard's base, `ARGV[1]` the keep time, then `args`.
+
+    Raises:
+        RedisAway: see `guard`.
+    """
+    code, argv = script(name), (base(shard), keep_ms(), *args)
+    with guard():
+        redis_client = client()
+        try:
+            return redis_client.evalsha(code.digest, 1, *argv)
+        except NoScriptError:
+            return redis_client.eval(code.source, 1, *argv)
+
+
+async def arun(name: str, shard: int, *args: Any) -> Any:
+    """The asynchronous twin of `run`."""
+    code, argv = script(name), (base(shard), keep_ms(), *args)
+    with guard():
+        redis_client = aclient()
+        try:
+            return await redis_client.evalsha(code.digest, 1, *argv)
+        except NoScriptError:
+            return await redis_client.eval(code.source, 1, *argv)

@@ -1,0 +1,200 @@
+"""Leases on resources: who watches or holds what until when, and the index of what is visible.
+
+Counts are derived from live leases; nothing is incremented. The end of a lease is judged by the Redis clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from visibility.conf import settings
+from visibility.datatypes import registry
+from visibility.soft.client import arun, client, guard, run
+from visibility.soft.keys import by_shard, key, shard_of, shards
+
+ROLES = {"watch": "watchers", "background": "background", "parked": "background", "hold": "holders"}
+CHUNK = 500
+
+
+class Watch(NamedTuple):
+    """A lease to write. `kind` is watch, background, parked or hold; `seconds` None means `TTL`.
+
+    `switch` moves the member out of its other role (tab hidden, tab back).
+    """
+
+    resource: str
+    member: str
+    kind: str = "watch"
+    seconds: float | None = None
+    switch: bool = False
+
+
+class Renewed(NamedTuple):
+    """What a renewal found. `created`: nobody made it visible before. `lapsed`: an unannounced expiry came before."""
+
+    created: bool
+    lapsed: bool
+    version: int
+    fresh: int
+    soft_ms: int
+
+
+class Counts(NamedTuple):
+    """Live leases of a resource. Members are `(name, seconds left)`, at most as many as asked for."""
+
+    watch: int
+    background: int
+    hold: int
+    watchers: list[str]
+    hidden: list[str]
+    holders: list[str]
+    visible_for: float
+
+
+def background_counts(resource: str) -> bool:
+    """Whether hidden tabs keep this resource visible: its type has a `background` rate."""
+    data_type = registry.find(resource.partition(":")[0])
+    return data_type is not None and data_type.background is not None
+
+
+def _groups(watches: Iterable[Watch]) -> dict[int, list[tuple[str, list[Any]]]]:
+    merged: dict[tuple[str, str, float, bool], list[str]] = {}
+    default = settings.TTL
+    for resource, member, kind, seconds, switch in watches:
+        merged.setdefault((resource, kind, default if seconds is None else seconds, switch), []).append(member)
+    out: dict[int, list[tuple[str, list[Any]]]] = {}
+    for (resource, kind, seconds, switch), members in merged.items():
+        counts = kind != "parked"
+        shard = shard_of(resource)
+        for start in range(0, len(members), 1000):
+            part = members[start : start + 1000]
+            head = [resource, ROLES[kind], int(seconds * 1000), int(counts), int(switch), len(part)]
+            out.setdefault(shard, []).append((resource, [*head, *part]))
+    return out
+
+
+def _calls(watches: Iterable[Watch]) -> Iterator[tuple[int, list[str], list[Any]]]:
+    for shard, groups in _groups(watches).items():
+        for start in range(0, len(groups), 2000):
+            part = groups[start : start + 2000]
+            yield shard, [resource for resource, _ in part], [arg for _, args in part for arg in args]
+
+
+def _renewed(names: list[str], rows: list[list[Any]], out: dict[str, Renewed]) -> None:
+    for name, (created, lapsed, version, fresh, soft) in zip(names, rows, strict=True):
+        before = out.get(name)
+        one = Renewed(created == 1, lapsed == 1, int(version), int(fresh), int(soft))
+        out[name] = one if before is None else one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
+
+
+def renew(watches: Iterable[Watch]) -> dict[str, Renewed]:
+    """Write or renew leases, many in one call per shard; an upsert, so it heals whatever was lost."""
+    out: dict[str, Renewed] = {}
+    for shard, names, args in _calls(watches):
+        _renewed(names, run("renew", shard, *args), out)
+    return out
+
+
+async def arenew(watches: Iterable[Watch]) -> dict[str, Renewed]:
+    """The asynchronous twin of `renew`."""
+    out: dict[str, Renewed] = {}
+    for shard, names, args in _calls(watches):
+        _renewed(names, await arun("renew", shard, *args), out)
+    return out
+
+
+def _release_calls(leases: Iterable[tuple[str, str, str]]) -> Iterator[tuple[int, list[str], list[Any]]]:
+    linger = int(settings.LINGER * 1000)
+    groups: dict[int, list[tuple[str, list[Any]]]] = {}
+    for resource, member, kind in leases:
+        args = [resource, ROLES[kind], member, int(background_counts(resource)), linger]
+        groups.setdefault(shard_of(resource), []).append((resource, args))
+    for shard, rows in groups.items():
+        for start in range(0, len(rows), CHUNK):
+            part = rows[start : start + CHUNK]
+            yield shard, [resource for resource, _ in part], [arg for _, args in part for arg in args]
+
+
+def release(leases: Iterable[tuple[str, str, str]]) -> dict[str, int]:
+    """Drop leases `(resource, member, kind)`; harmless when repeated. Answers what is left, -1 where nothing was dropped.
+
+    The last one out leaves the resource visible for `LINGER` seconds more.
+    """
+    out: dict[str, int] = {}
+    for shard, names, args in _release_calls(leases):
+        out.update(zip(names, run("release", shard, *args), strict=True))
+    return out
+
+
+async def arelease(leases: Iterable[tuple[str, str, str]]) -> dict[str, int]:
+    """The asynchronous twin of `release`."""
+    out: dict[str, int] = {}
+    for shard, names, args in _release_calls(leases):
+        out.update(zip(names, await arun("release", shard, *args), strict=True))
+    return out
+
+
+def visible_among(data_type: str, keys: Sequence[str]) -> set[str]:
+    """Those of these keys that are visible now."""
+    out: set[str] = set()
+    for shard, names in by_shard([f"{data_type}:{k}" for k in keys]).items():
+        cut = len(data_type) + 1
+        for start in range(0, len(names), CHUNK):
+            found = run("among", shard, data_type, *(name[cut:] for name in names[start : start + CHUNK]))
+            out.update(k.decode() for k in found)
+    return out
+
+
+def visible_up_to(data_type: str, limit: int) -> tuple[int, list[str] | None]:
+    """How many keys of a type are visible, and which, unless a shard has more than `limit` (then None)."""
+    count, keys, whole = 0, [], True
+    for shard in shards():
+        number, *found = run("visible", shard, data_type, limit)
+        count += number
+        keys += [k.decode() for k in found]
+        whole = whole and len(found) == number
+    return count, keys if whole else None
+
+
+def visible_count(data_type: str) -> int:
+    """How many keys of a type are visible."""
+    return visible_up_to(data_type, -1)[0]
+
+
+def visible_iter(data_type: str) -> Iterator[str]:
+    """All visible keys of a type, in no order; a key that is visible throughout comes at least once."""
+    with guard():
+        redis = client()
+        for shard in shards():
+            now_s, now_us = redis.time(**_node(redis, shard))
+            for name, ends in redis.zscan_iter(key(shard, "visible", data_type), count=1000):
+                if ends > now_s * 1000 + now_us // 1000:
+                    yield name.decode()
+
+
+def _node(redis: Any, shard: int) -> dict[str, Any]:
+    # On a cluster TIME must be asked of the node that holds the shard.
+    finder = getattr(redis, "get_node_from_key", None)
+    return {"target_nodes": finder(key(shard, "seq"))} if finder else {}
+
+
+def expire_visible(data_type: str, limit: int = CHUNK) -> list[str]:
+    """Pop keys whose visibility has ended. Over the whole cluster each ending is handed to one caller only."""
+    return [k.decode() for shard in shards() for k in run("expire", shard, data_type, limit)]
+
+
+def _counts(row: list[Any]) -> Counts:
+    watch, watchers, background, hidden, hold, holders, left = row
+    names = [[m.decode() for m in pairs[::2]] for pairs in (watchers, hidden, holders)]
+    return Counts(watch, background, hold, *names, max(0.0, left / 1000))
+
+
+def counts(resource: str, limit: int = 100) -> Counts:
+    """Live leases of one resource, told apart by kind."""
+    return _counts(run("counts", shard_of(resource), resource, limit))
+
+
+async def acounts(resource: str, limit: int = 100) -> Counts:
+    """The asynchronous twin of `counts`."""
+    return _counts(await arun("counts", shard_of(resource), resource, limit))

@@ -1,0 +1,51 @@
+-- Shared by all scripts: KEYS[1] is the shard's base; ARGV[1] the lifetime of bookkeeping keys in ms.
+-- Time is the server's own, so that no worker's clock decides about a lease.
+local base = KEYS[1]
+local KEEP = tonumber(ARGV[1])
+local clock = redis.call('TIME')
+local now_us = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
+local now = math.floor(now_us / 1000)
+
+local function text(n) return string.format('%.0f', n) end
+
+-- A hybrid clock: max(last + 1, microseconds). Grows across a flush, fits in 53 bits.
+local function tick()
+  local name = base .. ':seq'
+  local last = tonumber(redis.call('GET', name) or '0')
+  local n = now_us
+  if last >= n then n = last + 1 end
+  redis.call('SET', name, text(n), 'PX', KEEP)
+  return text(n)
+end
+
+local function split(res)
+  local colon = string.find(res, ':', 1, true)
+  return string.sub(res, 1, colon - 1), string.sub(res, colon + 1)
+end
+
+local function visible_until(res)
+  local typ, key = split(res)
+  local score = redis.call('ZSCORE', base .. ':visible:' .. typ, key)
+  return score and tonumber(score) or 0
+end
+
+local function field(state, name) return redis.call('HGET', state, name) or '0' end
+
+local function wake(lane)
+  if redis.call('EXISTS', base .. ':lingering:' .. lane) == 1 then
+    local bell = base .. ':bell:' .. lane
+    if redis.call('LLEN', bell) == 0 then
+      redis.call('RPUSH', bell, '1')
+      redis.call('PEXPIRE', bell, 5000)
+    end
+    return 0
+  end
+  if redis.call('SET', base .. ':wake:' .. lane, '1', 'NX', 'PX', 5000) then return 1 end
+  return 0
+end
+
+local function baton(res, token)
+  local name = base .. ':baton:' .. res .. ':' .. token
+  redis.call('RPUSH', name, '1')
+  redis.call('PEXPIRE', name, 15000)
+end

@@ -1,0 +1,18 @@
+-- Store snapshots. Args: lane, token, then per item: res, ttl, soft_until, value. Answers 1, or 0 where refused (rule 7: owner and fence).
+local lane, token = ARGV[2], ARGV[3]
+local out = {}
+for i = 4, #ARGV, 4 do
+  local res, ttl, soft, value = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local state = base .. ':state:' .. res
+  local ends = redis.call('ZSCORE', base .. ':claimed:' .. lane, res)
+  local seen = redis.call('HMGET', state, 'owner', 'ver')
+  local stored = 0
+  if seen[1] == token and ends and tonumber(ends) > now and tonumber(seen[2] or '0') < tonumber(token) then
+    redis.call('SET', base .. ':snap:' .. res, value, 'PX', ttl)
+    redis.call('HSET', state, 'ver', token, 'soft', soft)
+    redis.call('PEXPIRE', state, KEEP)
+    stored = 1
+  end
+  out[#out + 1] = stored
+end
+return out

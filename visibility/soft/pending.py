@@ -1,0 +1,325 @@
+"""What waits for a recompute, and who builds it: lanes, generations and claims.
+
+At most one entry and one claim a resource. The generation is taken at the claim, before the source is read; a claim
+ends by `done` or `fail` from its owner, or by its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from visibility.conf import Lane, settings
+from visibility.soft.client import arun, client, guard, run
+from visibility.soft.keys import by_shard, key, shard_of, shards
+
+CHUNK = 200
+
+
+class Item(NamedTuple):
+    """A resource to recompute. `since_ms`: its oldest change, epoch ms. `forced`: build it even if nobody watches."""
+
+    resource: str
+    since_ms: int
+    event: str = ""
+    forced: bool = False
+    window: float = 0.25
+    hidden_window: float = 0.0
+    tenant: str = ""
+
+
+class Pended(NamedTuple):
+    """Outcome: items taken, those of them that joined an entry already there, shed ones with reasons, shards to wake."""
+
+    accepted: int
+    merged: int
+    shed: list[tuple[str, str]]
+    wake: list[int]
+
+
+class Claimed(NamedTuple):
+    """One claimed resource, as it stood when it was claimed. `gen` and `epoch` are opaque and compared later."""
+
+    resource: str
+    gen: str
+    epoch: str
+    since_ms: int
+    forced: bool
+    tries: int
+    event: str
+    version: int
+    visible: bool
+    was_pending: bool
+
+
+class Claim(NamedTuple):
+    """A batch owned under one token. `due` more wait now; the next is due in `next_ms` (-1: none waits)."""
+
+    shard: int
+    now_ms: int
+    token: str
+    due: int
+    next_ms: int
+    rows: list[Claimed]
+
+
+class Busy(NamedTuple):
+    """Somebody else builds it now."""
+
+    owner: str
+
+
+class Later(NamedTuple):
+    """Its last build failed a moment ago; try again after `ms`."""
+
+    ms: int
+    error: str
+
+
+class Look(NamedTuple):
+    """One consistent view of a resource's soft state."""
+
+    now_ms: int
+    raw: bytes
+    fresh: int
+    visible_ms: int
+    due_ms: int | None
+    claim_ms: int | None
+    ttl_ms: int
+    gen: str
+    epoch: str
+    owner: str
+    not_before_ms: int
+    error: str
+    since_ms: int
+    tries: int
+    version: int
+    event: str
+    built_ms: int
+
+    @property
+    def pending(self) -> bool:
+        return self.due_ms is not None or self.claim_ms is not None
+
+
+def rate(name: str) -> tuple[float, float]:
+    """`RATE_LIMITS[name]` as (per second, burst); (0, 0) means no limit. "100/s", "600/m" or a number per second."""
+    value = settings.RATE_LIMITS.get(name)
+    if not value:
+        return 0.0, 0.0
+    if isinstance(value, (int, float)):
+        return float(value), max(1.0, float(value))
+    number, _, unit = str(value).partition("/")
+    per_second = float(number) / {"s": 1, "m": 60, "h": 3600}[unit or "s"]
+    return per_second, max(1.0, float(number))
+
+
+def pend(lane: Lane, items: Iterable[Item]) -> Pended:
+    """Raise the generation of each item and put it into the lane, unless the lane or its tenant is over a limit.
+
+    What is shed is untouched here: mark it in the database, then call `distrust`.
+    """
+    per_tenant, burst = rate("tenant")
+    per_resource, _ = rate("resource")
+    floor = 1 / per_resource if per_resource else 0.0
+    bound = max(1, lane.bound // len(shards()))
+    head = [lane.name, bound, max(1, int(bound * lane.share)), per_tenant, burst]
+    groups: dict[int, list[Item]] = {}
+    for item in items:
+        groups.setdefault(shard_of(item.resource), []).append(item)
+    accepted = merged = 0
+    shed: list[tuple[str, str]] = []
+    wake: set[int] = set()
+    for shard, group in groups.items():
+        for start in range(0, len(group), CHUNK):
+            part = group[start : start + CHUNK]
+            args: list[Any] = []
+            for resource, since, event, forced, window, hidden, tenant in part:
+                args += (resource, since, event, int(forced), int(max(window, floor) * 1000), int(max(hidden, floor) * 1000), tenant)
+            taken, joined, woke, refused = run("pend", shard, *head, *args)
+            accepted, merged = accepted + taken, merged + joined
+            if woke:
+                wake.add(shard)
+            shed += [(part[n - 1].resource, why.decode()) for n, why in zip(refused[::2], refused[1::2], strict=True)]
+    return Pended(accepted, merged, shed, sorted(wake))
+
+
+def _claimed(row: list[Any]) -> Claimed:
+    resource, gen, epoch, since, forced, tries, event, version, visible, was_pending = row
+    return Claimed(
+        resource.decode(), gen.decode(), epoch.decode(), int(since), forced == b"1", int(tries), event.decode(), int(version),
+        visible == 1, was_pending == 1,
+    )  # fmt: skip
+
+
+def claim(lane: str, shard: int, limit: int, lease: float) -> Claim:
+    """Own up to `limit` due resources of a lane for `lease` seconds. Ended claims of others are taken back first."""
+    now, token, due, wait, rows = run("claim", shard, lane, limit, int(lease * 1000), "")
+    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows])
+
+
+def claim_one(lane: str, resource: str, lease: float) -> Claim | Busy | Later:
+    """Own one resource, pending or not; or learn who builds it, or when the next try is due."""
+    shard = shard_of(resource)
+    answer = run("claim", shard, lane, 1, int(lease * 1000), resource)
+    if answer[1] == b"busy":
+        return Busy(answer[2].decode())
+    if answer[1] == b"later":
+        return Later(answer[2], answer[3].decode())
+    now, token, due, wait, rows = answer
+    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows])
+
+
+def extend(lane: str, owned: Claim, lease: float, resources: Sequence[str]) -> list[str]:
+    """Renew claims; answers those that are lost (nothing may be stored for them any more)."""
+    if lease <= 0:
+        raise ValueError(f"a claim is extended by a time above 0, not {lease!r}")
+    return [r.decode() for r in run("extend", owned.shard, lane, owned.token, int(lease * 1000), *resources)]
+
+
+def store(lane: str, owned: Claim, items: Sequence[tuple[str, int, int, bytes]]) -> list[bool]:
+    """Store `(resource, ttl_ms, soft_until_ms, packed)`; False where the claim has ended or a newer one is there."""
+    out: list[bool] = []
+    batch: list[tuple[str, int, int, bytes]] = []
+    size = 0
+    for item in [*items, None]:
+        if batch and (item is None or size + len(item[3]) > 4_000_000):
+            out += [flag == 1 for flag in run("store", owned.shard, lane, owned.token, *(a for i in batch for a in i))]
+            batch, size = [], 0
+        if item is not None:
+            batch.append(item)
+            size += len(item[3])
+    return out
+
+
+class Done(NamedTuple):
+    """How a claim ends: `how` is trust, keep, drop or back (see `lua/done.lua`)."""
+
+    row: Claimed
+    how: str
+    window: float = 0.0
+
+
+def done(lane: str, owned: Claim, ends: Sequence[Done]) -> tuple[bool, list[int]]:
+    """End claims. Answers whether to wake the lane, and per item 1 clean, 2 pending again, 0 claim lost."""
+    if not ends:
+        return False, []
+    args = [a for row, how, window in ends for a in (row.resource, row.gen, row.epoch, int(window * 1000), how)]
+    woke, *states = run("done", owned.shard, lane, owned.token, *args)
+    return woke == 1, states
+
+
+def fail(lane: str, owned: Claim, items: Sequence[tuple[Claimed, float, str, bool]]) -> list[int]:
+    """End claims whose build failed: `(row, delay seconds, error, give up)`. Answers failures in a row, 0 where lost."""
+    args = [a for row, delay, error, give_up in items for a in (row.resource, row.gen, int(delay * 1000), error[:500], int(give_up))]
+    return list(run("fail", owned.shard, lane, owned.token, *args)) if items else []
+
+
+def distrust(resources: Iterable[str]) -> None:
+    """Visible resources were marked in the database: reads look at the marks again, builds in flight count as moved."""
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            run("distrust", shard, *names[start : start + CHUNK])
+
+
+def discard(lane: str, resources: Iterable[str]) -> None:
+    """Forget snapshots and end claims on them."""
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            run("discard", shard, lane, *names[start : start + CHUNK])
+
+
+def _look(now: int, row: list[Any]) -> Look:
+    raw, fresh, visible, due, claim_end, ttl, *state = row
+    gen, epoch, owner, nb, err, since, tries, ver, ev, built = (s.decode(errors="replace") for s in state)
+    return Look(
+        now, raw, int(fresh), visible, int(float(due)) if due else None, int(float(claim_end)) if claim_end else None, ttl,
+        gen, epoch, owner, int(nb or 0), err, int(since or 0), int(tries or 0), int(ver or 0), ev, int(built or 0),
+    )  # fmt: skip
+
+
+def look(lane: str, resources: Sequence[str]) -> dict[str, Look]:
+    """The soft state of resources of one lane."""
+    out: dict[str, Look] = {}
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            part = names[start : start + CHUNK]
+            now, *rows = run("look", shard, lane, *part)
+            out.update({name: _look(now, row) for name, row in zip(part, rows, strict=True)})
+    return out
+
+
+async def alook(lane: str, resources: Sequence[str]) -> dict[str, Look]:
+    """The asynchronous twin of `look`."""
+    out: dict[str, Look] = {}
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            part = names[start : start + CHUNK]
+            now, *rows = await arun("look", shard, lane, *part)
+            out.update({name: _look(now, row) for name, row in zip(part, rows, strict=True)})
+    return out
+
+
+def _trust_args(looks: dict[str, Look]) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = {}
+    for name, seen in looks.items():
+        groups.setdefault(shard_of(name), []).extend((name, seen.gen, seen.epoch, seen.version))
+    return groups
+
+
+def trust(lane: str, looks: dict[str, Look]) -> None:
+    """These snapshots' stamps equal the marks, read after the looks: serve them without SQL while they stay visible."""
+    for shard, args in _trust_args(looks).items():
+        run("trust", shard, lane, *args)
+
+
+async def atrust(lane: str, looks: dict[str, Look]) -> None:
+    """The asynchronous twin of `trust`."""
+    for shard, args in _trust_args(looks).items():
+        await arun("trust", shard, lane, *args)
+
+
+def rouse(lane: str) -> list[int]:
+    """Shards whose lane has work and nobody on the way: enqueue a drain for each."""
+    return [shard for shard in shards() if run("rouse", shard, lane)]
+
+
+class LaneState(NamedTuple):
+    """Figures of a lane over all shards; ages in seconds."""
+
+    pending: int
+    due: int
+    claimed: int
+    expired: int
+    lag: float
+    oldest: str
+    woken: bool
+    age: float
+
+
+def lane_state(lane: str) -> LaneState:
+    """How full a lane is and how long its oldest entry has waited past its due time."""
+    rows = [run("lane", shard, lane) for shard in shards()]
+    worst = max(rows, key=lambda row: row[4])
+    total = [sum(row[n] for row in rows) for n in range(4)]
+    woken = any(row[6] for row in rows)
+    return LaneState(*total, max(0.0, worst[4] / 1000), worst[5].decode(), woken, max(row[7] for row in rows) / 1000)
+
+
+def linger(lane: str, shard: int, seconds: float) -> bool:
+    """Wait until the lane's bell rings; changes that come meanwhile need no new job. True if it rang."""
+    with guard():
+        redis = client()
+        flag, bell = key(shard, "lingering", lane), key(shard, "bell", lane)
+        redis.set(flag, "1", px=int(seconds * 1000) + 200)
+        try:
+            return redis.blpop([bell], timeout=seconds) is not None
+        finally:
+            redis.delete(flag)
+
+
+def wait_for_build(resource: str, owner: str, seconds: float) -> bool:
+    """Block until the build under this token ended; True if it did within the time. All waiters wake at once."""
+    name = key(shard_of(resource), "baton", resource, owner)
+    with guard():
+        return client().blmove(name, name, seconds, "LEFT", "RIGHT") is not None

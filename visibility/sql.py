@@ -1,0 +1,54 @@
+"""The one statement that Django's ORM cannot write portably: an upsert whose new value depends on the old one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import connections, models, router
+
+_REFERENCE = re.compile(r"\{(old|new)\.(\w+)\}")
+
+
+def upsert(
+    model: type[models.Model],
+    fields: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    unique: Sequence[str],
+    update: Mapping[str, str],
+    using: str | None = None,
+) -> None:
+    """Insert rows; where `unique` is taken, set the fields of `update` instead.
+
+    Args:
+        rows: values in the order of `fields`. Sort them by the unique fields, so that two writers cannot deadlock.
+        update: field → SQL over `{old.field}` and `{new.field}`. On MariaDB they are applied in order, each seeing
+            the ones before: put a field after those that read it.
+    """
+    using = using or router.db_for_write(model)
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    mysql = connection.vendor == "mysql"
+    columns = {f: quote(model._meta.get_field(f).column) for f in {*fields, *update}}
+    table = quote(model._meta.db_table)
+
+    def reference(match: re.Match[str]) -> str:
+        side, name = match.groups()
+        if side == "old":
+            return f"{table}.{columns[name]}"
+        return f"VALUES({columns[name]})" if mysql else f"excluded.{columns[name]}"
+
+    changes = ", ".join(f"{columns[f]} = {_REFERENCE.sub(reference, sql)}" for f, sql in update.items())
+    conflict = "ON DUPLICATE KEY UPDATE" if mysql else f"ON CONFLICT ({', '.join(columns[f] for f in unique)}) DO UPDATE SET"
+    size = max(1, min(500, (connection.features.max_query_params or 30_000) // len(fields)))
+    adapt = connection.ops.adapt_datetimefield_value
+    one = f"({', '.join(['%s'] * len(fields))})"
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        values = [adapt(v) if isinstance(v, datetime) else v for row in part for v in row]
+        sql = f"INSERT INTO {table} ({', '.join(columns[f] for f in fields)}) VALUES {', '.join([one] * len(part))} {conflict} {changes}"
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)

@@ -1,0 +1,20 @@
+"""Tell whoever carries the work that a lane needs a drain, without importing it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from django.utils.module_loading import import_string
+
+logger = logging.getLogger("visibility")
+CARRIER = "visibility.recompute.enqueue_drain"
+
+
+def wake(lane: str, shards: Iterable[int]) -> None:
+    """Enqueue one drain per shard. Never raises: a lost wake is made good by the maintenance loop."""
+    for shard in shards:
+        try:
+            import_string(CARRIER)(lane, shard)
+        except Exception:
+            logger.exception("lane %s shard %s could not be woken; maintenance will", lane, shard)

@@ -1,0 +1,123 @@
+"""Fixtures for every test. The servers behind them are real; see tests/support.
+
+Without a database fixture a test has Redis only. `db` wraps the test in a transaction that other threads and
+processes cannot see; whatever uses them, or waits for `on_commit`, asks for `transactional_db` (`live` does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+from django.conf import settings
+from django.contrib.auth.models import User
+
+from tests.support import servers
+from tests.support.processes import Process, stop_all
+from tests.support.sockets import Tab, connect
+
+
+@pytest.fixture(scope="session", autouse=True)
+def redis_server() -> Iterator[servers.RedisServer | None]:
+    """The Valkey that all tests of this process share; None where REDIS_URL names another."""
+    if os.environ.get("REDIS_URL"):
+        yield None
+        return
+    port = int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0])
+    with servers.valkey(port=port) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[servers.DatabaseServer | None]:
+    """The database server that all tests of this process share; None for SQLite and where a URL names another."""
+    kind = os.environ.get("VISIBILITY_TEST_DB", "sqlite")
+    if kind == "sqlite" or os.environ.get("VISIBILITY_TEST_DB_URL"):
+        yield None
+        return
+    start = {"postgres": servers.postgres, "mariadb": servers.mariadb}[kind]
+    with start(port=int(settings.DATABASES["default"]["PORT"])) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, database_server: servers.DatabaseServer | None
+) -> None:
+    """pytest-django's hook: the server must run before the test database is made."""
+
+
+@pytest.fixture(autouse=True)
+def redis(redis_server: servers.RedisServer | None) -> Iterator[redis_py.Redis]:
+    """A client (text, not bytes) to a Redis that is empty when the test begins."""
+    with redis_py.Redis.from_url(settings.REDIS_URL, decode_responses=True) as client:
+        try:
+            client.flushall() if redis_server else client.flushdb()
+        except redis_py.ConnectionError:
+            # An earlier test killed it on purpose and did not bring it back.
+            if redis_server is None:
+                raise
+            redis_server.restart()
+        yield client
+
+
+@pytest.fixture
+def make_user(request: pytest.FixtureRequest) -> Callable[..., User]:
+    """`make_user("ann")` makes an active user; needs a database fixture."""
+    made = 0
+
+    def make(name: str = "", **fields: Any) -> User:
+        nonlocal made
+        made += 1
+        return User.objects.create_user(name or f"user{made}", password="pw", **fields)
+
+    return make
+
+
+@pytest.fixture
+def live(transactional_db: None) -> Iterator[Live]:
+    """Starts ASGI servers and workers that work on this test's database and Redis; all end with the test."""
+    with ExitStack() as stack:
+        yield Live(stack)
+
+
+class Live:
+    """`live.site()`, `live.worker()`, `live.command(…)`: see `tests.support.servers` for the arguments."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def site(self, server: str = "uvicorn", **options: Any) -> servers.Site:
+        return self._stack.enter_context(servers.asgi(server, **options))
+
+    def worker(self, queue: str = "visibility-hot", **options: Any) -> Process:
+        return self._stack.enter_context(servers.rq_worker(queue, **options))
+
+    def command(self, name: str, *arguments: str, **options: Any) -> Process:
+        return self._stack.enter_context(servers.command(name, *arguments, **options))
+
+
+@pytest.fixture
+async def tabs() -> AsyncIterator[Callable[..., Any]]:
+    """`tab = await tabs(site, user)` opens a socket as a browser tab would; all close with the test."""
+    async with AsyncExitStack() as stack:
+
+        async def open_tab(site: servers.Site, user: User | None = None, **options: Any) -> Tab:
+            return await stack.enter_async_context(connect(site.ws, user=user, **options))
+
+        yield open_tab
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    stop_all()
+    if settings.configured and settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+        name = str(settings.DATABASES["default"]["TEST"]["NAME"])
+        for leftover in Path(name).parent.glob(Path(name).name + "*"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()

@@ -135,7 +135,7 @@ class Summary(models.Model):
     class Meta:
         verbose_name = _("summary")
         verbose_name_plural = _("summaries")
-        constraints: ClassVar = [models.UniqueConstraint(fields=["data_type", "key", "kind"], name="visibility_summary")]
+        constraints: ClassVar = [models.UniqueConstraint(fields=["data_type", "key", "kind"], name="visibility_summary_kind")]
 
     def __str__(self) -> str:
         return f"{self.data_type}:{self.key} {self.kind} × {self.count}"

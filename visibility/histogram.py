@@ -22,6 +22,8 @@ def bucket_of(seconds: float) -> int:
     """The index of the bucket that holds a duration; out of range lands in the first or the last."""
     if seconds <= FIRST:
         return 0
+    if seconds >= LAST:
+        return TOP
     # The tiny slack keeps a value that lies on an edge in the bucket that the edge closes.
     return min(TOP, math.ceil(math.log(seconds / FIRST) / _LOG_RATIO - 1e-9))
 

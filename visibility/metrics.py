@@ -18,9 +18,10 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from visibility.histogram import Histogram, bucket_of
+from visibility.histogram import LAST, Histogram, bucket_of
 
 INTERVAL = 1.0
 MINUTE_TTL = 3 * 3600
@@ -46,10 +47,14 @@ class _Buffer:
             if key not in self.counts and len(self.counts) >= MAX_FIELDS:
                 key = (0, "metrics_dropped||")
             self.counts[key] = self.counts.get(key, 0) + n
-            if self.sender is None or not self.sender.is_alive():
-                self.sender = threading.Thread(target=self._send, name="visibility-metrics", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: atexit has flushed or will
-                    self.sender.start()
+            self.start()
+
+    def start(self) -> None:
+        """See that somebody will send; the caller has the lock."""
+        if self.sender is None or not self.sender.is_alive():
+            self.sender = threading.Thread(target=self._send, name="visibility-metrics", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: atexit has flushed or will
+                self.sender.start()
 
     def take(self) -> dict[tuple[int, str], int]:
         with self.lock:
@@ -73,6 +78,13 @@ class _Buffer:
 
 
 _buffer = _Buffer()
+riders: list[Callable[[], None]] = []
+
+
+def kick() -> None:
+    """See that `flush` runs within a second, for what a rider has to send."""
+    with _buffer.lock:
+        _buffer.start()
 
 
 def _after_fork() -> None:
@@ -102,12 +114,14 @@ def observe(name: str, seconds: float, data_type: str = "", n: int = 1) -> None:
         return
     kind = _word(data_type)
     _buffer.add(f"{name}|{kind}|~{bucket_of(seconds)}", n)
-    _buffer.add(f"{name}|{kind}|~s", max(1, int(seconds * 1_000_000)) * n)
+    _buffer.add(f"{name}|{kind}|~s", max(1, int(min(seconds, LAST) * 1_000_000)) * n)
 
 
 def flush() -> bool:
     """Send the buffer now. False if Redis did not take it (it is kept for the next time); never raises."""
     buffer = _buffer
+    for ride in riders:
+        ride()
     with buffer.sending:
         taken = buffer.take()
         if not taken:

@@ -29,6 +29,7 @@ TOTALS_TTL = 35 * 86_400
 MAX_FIELDS = 5_000
 CHUNK = 400
 HORIZON = MINUTE_TTL // 60 - 2
+DROPPED = (0, "metrics_dropped||")
 _WORD = re.compile(r"[a-z0-9][a-z0-9_-]{0,49}\Z")
 
 
@@ -45,7 +46,7 @@ class _Buffer:
         key = (int(time.time() // 60), name)
         with self.lock:
             if key not in self.counts and len(self.counts) >= MAX_FIELDS:
-                key = (0, "metrics_dropped||")
+                key = DROPPED
             self.counts[key] = self.counts.get(key, 0) + n
             self.start()
 
@@ -64,8 +65,8 @@ class _Buffer:
     def give_back(self, taken: dict[tuple[int, str], int]) -> None:
         with self.lock:
             for key, n in taken.items():
-                if key in self.counts or len(self.counts) < MAX_FIELDS:
-                    self.counts[key] = self.counts.get(key, 0) + n
+                kept = key if key in self.counts or len(self.counts) < MAX_FIELDS else DROPPED
+                self.counts[kept] = self.counts.get(kept, 0) + n
 
     def _send(self) -> None:
         while True:

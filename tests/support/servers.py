@@ -10,6 +10,7 @@ Every data folder is temporary and every process is gone when the block ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pwd
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support.needs import need
 from tests.support.processes import Process, free_port, port_open
@@ -70,8 +73,10 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        """A new client with `decode_responses`; the caller closes it."""
-        return redis.Redis(port=self.port, **{"decode_responses": True, "socket_timeout": 5, **options})
+        """A new client with `decode_responses` that does not retry; the caller closes it."""
+        return redis.Redis(
+            port=self.port, **{"decode_responses": True, "socket_timeout": 5, "retry": Retry(NoBackoff(), 0), **options}
+        )
 
     def start(self) -> RedisServer:
         self.process = Process(
@@ -224,8 +229,9 @@ def redis_cluster(kind: str = "redis7", masters: int = 3) -> Iterator[RedisClust
             port = node.options[node.options.index("--cluster-port") + 1]
             clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, port)
         for n in range(masters):
-            replica = clients[masters + n]
-            wait_for(lambda replica=replica, n=n: _try(replica, "CLUSTER REPLICATE", ids[n]), 20, "a replica knows its master")
+            wait_for(
+                functools.partial(_accepts, clients[masters + n], "CLUSTER REPLICATE", ids[n]), 20, "a replica knows its master"
+            )
         cluster = RedisCluster(nodes)
         wait_for(cluster.whole, 30, "the cluster is whole")
         wait_for(
@@ -236,7 +242,7 @@ def redis_cluster(kind: str = "redis7", masters: int = 3) -> Iterator[RedisClust
         yield cluster
 
 
-def _try(client: redis.Redis, *command: Any) -> bool:
+def _accepts(client: redis.Redis, *command: Any) -> bool:
     try:
         client.execute_command(*command)
     except redis.ResponseError:

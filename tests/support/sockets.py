@@ -83,7 +83,7 @@ class Tab:
 
         what = f"a frame {op} {fields or ''}; unread: {self.frames[self._seen :]}"
         try:
-            return await await_for(find, seconds, what)  # type: ignore[return-value]
+            return await await_for(find, seconds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}; now: {self.frames[self._seen :]}, close code {self.close_code}") from None
 
@@ -95,7 +95,7 @@ class Tab:
 
     async def watch(self, *resources: str, since: Mapping[str, int] | None = None) -> Frame:
         """Watch, and wait for `watched`."""
-        more = {} if since is None else {"since": dict(since)}
+        more: dict[str, Any] = {} if since is None else {"since": dict(since)}
         return await self.ask("watch", "watched", resources=list(resources), **more)
 
     async def unwatch(self, *resources: str) -> Frame:
@@ -118,7 +118,7 @@ class Tab:
             return frame if frame is not None and test(frame.get("data")) else None
 
         try:
-            return await await_for(arrived, seconds, f"{resource} shows {expected!r}")  # type: ignore[return-value]
+            return await await_for(arrived, seconds, f"{resource} shows {expected!r}")
         except AssertionError as error:
             raise AssertionError(f"{error}; last: {self.last.get(resource)}, close code {self.close_code}") from None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 STEP = 0.01
@@ -16,7 +16,7 @@ def _describe(what: str, condition: Callable[..., object]) -> str:
     return what or getattr(condition, "__qualname__", repr(condition))
 
 
-def wait_for(condition: Callable[[], T], seconds: float = 5, what: str = "") -> T:
+def wait_for(condition: Callable[[], T | None], seconds: float = 5, what: str = "") -> T:
     """Call `condition` until it answers something true, and return that.
 
     An AssertionError inside the condition counts as "not yet" and is shown if the deadline passes.
@@ -39,12 +39,12 @@ def wait_for(condition: Callable[[], T], seconds: float = 5, what: str = "") -> 
         time.sleep(STEP)
 
 
-async def await_for(condition: Callable[[], T | Awaitable[T]], seconds: float = 5, what: str = "") -> T:
+async def await_for(condition: Callable[[], Any], seconds: float = 5, what: str = "") -> Any:
     """`wait_for` for tests on an event loop; the condition may be a coroutine function."""
     end = time.monotonic() + seconds
     while True:
         error: AssertionError | None = None
-        value: T | None = None
+        value = None
         try:
             answer = condition()
             value = await answer if inspect.isawaitable(answer) else answer

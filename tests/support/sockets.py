@@ -83,9 +83,10 @@ class Tab:
 
         what = f"a frame {op} {fields or ''}; unread: {self.frames[self._seen :]}"
         try:
-            return await await_for(find, seconds, what)
+            frame: Frame = await await_for(find, seconds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}; now: {self.frames[self._seen :]}, close code {self.close_code}") from None
+        return frame
 
     async def ask(self, op: str, answer: str, seconds: float = 5, **fields: Any) -> Frame:
         """Send an operation with a fresh id and return its answer."""
@@ -118,9 +119,10 @@ class Tab:
             return frame if frame is not None and test(frame.get("data")) else None
 
         try:
-            return await await_for(arrived, seconds, f"{resource} shows {expected!r}")
+            shown: Frame = await await_for(arrived, seconds, f"{resource} shows {expected!r}")
         except AssertionError as error:
             raise AssertionError(f"{error}; last: {self.last.get(resource)}, close code {self.close_code}") from None
+        return shown
 
     async def closed(self, seconds: float = 5) -> int:
         """Wait until the server closes; returns the close code."""

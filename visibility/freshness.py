@@ -29,6 +29,7 @@ from visibility.soft import inspect
 SHOWN = "freshness_sent"
 STEPS = ("freshness_built", SHOWN, "freshness_acked", "freshness_resolved")
 MINUTE = 60
+MIN_SHOWN = 10  # below this one late change would be an alert
 FORTNIGHT = 14 * 86_400
 
 
@@ -68,23 +69,26 @@ def rules_for(window: float) -> tuple[AlertRule, ...]:
             AlertRule("burning", 3 * 86_400, 6 * 3_600, 1),
         )
     # A day has no 2 % of budget to spare for noticing: a fifth of it within 1/24 of the window, half of it within a quarter.
-    fast, slow = max(window / 24, 5 * MINUTE), max(window / 4, 15 * MINUTE)
+    fast, slow = max(window / 24, MINUTE), max(window / 4, 3 * MINUTE)
     return (
-        AlertRule("burning_fast", fast, max(fast / 12, MINUTE), max(1.0, 0.2 * window / fast)),
-        AlertRule("burning", slow, max(slow / 12, MINUTE), max(1.0, 0.5 * window / slow)),
+        AlertRule("burning_fast", fast, max(fast / 12, MINUTE / 2), max(1.0, 0.2 * window / fast)),
+        AlertRule("burning", slow, max(slow / 12, MINUTE / 2), max(1.0, 0.5 * window / slow)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Burn:
-    """Burn rates over one rule's two spans; None where nothing was shown in it."""
+    """Burn rates over one rule's two spans, None where nothing was shown in it; `shown` counts the long one."""
 
     rule: AlertRule
     long: float | None
     short: float | None
+    shown: int
 
     @property
     def firing(self) -> bool:
+        if self.shown < MIN_SHOWN:
+            return False
         return (self.long or 0) >= self.rule.rate and (self.short or 0) >= self.rule.rate
 
 
@@ -185,14 +189,16 @@ def report(data_types: Iterable[str] | None = None, now: dt.datetime | None = No
     ]
 
 
+def _burn(slo: FreshnessSLO, rule: AlertRule, figures: dict[float, Figures]) -> Burn:
+    long, short = (figures[span].histogram(SHOWN, slo.data_type) for span in (rule.long, rule.short))
+    rates = [burn_rate(histogram, slo.seconds, slo.objective) for histogram in (long, short)]
+    return Burn(rule=rule, long=rates[0], short=rates[1], shown=long.count)
+
+
 def _report(slo: FreshnessSLO, figures: dict[float, Figures], oldest: float | None) -> Report:
     whole = {step: figures[float(slo.window)].histogram(step, slo.data_type) for step in STEPS}
     shown = whole[SHOWN]
-    burns = tuple(
-        Burn(rule=rule, **{name: burn_rate(figures[span].histogram(SHOWN, slo.data_type), slo.seconds, slo.objective)
-             for name, span in (("long", rule.long), ("short", rule.short))})
-        for rule in rules_for(slo.window)
-    )  # fmt: skip
+    burns = tuple(_burn(slo, rule, figures) for rule in rules_for(slo.window))
     late = share_late(shown, slo.seconds)
     attained = None if late is None else 1 - late
     return Report(

@@ -99,7 +99,7 @@ class DirtyFlag(Mark):
         verbose_name_plural = _("dirty flags")
         constraints: ClassVar = [models.UniqueConstraint(fields=["data_type", "key"], name="visibility_dirty_resource")]
         indexes: ClassVar = [
-            models.Index(fields=["data_type", "first_at"], name="visibility_dirty_oldest"),
+            models.Index(fields=["data_type", "first_at", "key"], name="visibility_dirty_oldest"),
             models.Index(fields=["quarantined_at"], name="visibility_dirty_quarantine"),
         ]
 

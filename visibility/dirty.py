@@ -215,12 +215,14 @@ def release(data_type: str, keys: Sequence[str]) -> int:
     return table.update(quarantined_at=None, failures=0, not_before=None)
 
 
-def oldest(data_type: str, limit: int, after: datetime | None = None) -> list[tuple[str, datetime]]:
-    """Dirty resources, longest first, quarantined ones left out."""
+def oldest(data_type: str, limit: int, after: tuple[datetime, str] | None = None) -> list[tuple[str, datetime]]:
+    """Dirty resources, longest first, quarantined ones left out; go on `after` the last (time, key) of the page before."""
     table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False, quarantined_at=None)
     if after is not None:
-        table = table.filter(first_at__gt=after)
-    return [(key, first) for key, first in table.order_by("first_at").values_list("key", "first_at")[:limit] if first]
+        at, key = after
+        # Many rows share one time: a bulk mark has one.
+        table = table.filter(first_at__gte=at).exclude(first_at=at, key__lte=key)
+    return [(key, first) for key, first in table.order_by("first_at", "key").values_list("key", "first_at")[:limit] if first]
 
 
 def dirty_among(data_type: str, keys: Sequence[str]) -> dict[str, datetime]:

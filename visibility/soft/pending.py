@@ -295,6 +295,7 @@ class LaneState(NamedTuple):
     oldest: str
     woken: bool
     age: float
+    stage: str = "normal"
 
 
 def lane_state(lane: str) -> LaneState:
@@ -303,7 +304,13 @@ def lane_state(lane: str) -> LaneState:
     worst = max(rows, key=lambda row: row[4])
     total = [sum(row[n] for row in rows) for n in range(4)]
     woken = any(row[6] for row in rows)
-    return LaneState(*total, max(0.0, worst[4] / 1000), worst[5].decode(), woken, max(row[7] for row in rows) / 1000)
+    oldest = max(row[7] for row in rows) / 1000
+    return LaneState(*total, max(0.0, worst[4] / 1000), worst[5].decode(), woken, oldest, rows[0][8].decode())
+
+
+def swap_stage(lane: str, before: str, after: str) -> bool:
+    """Change a lane's pressure stage where it stands as it was read; True for the one caller over the cluster who changed it."""
+    return bool(run("stage", 0, lane, before, after))
 
 
 def linger(lane: str, shard: int, seconds: float) -> bool:

@@ -1,0 +1,269 @@
+"""The maintenance loop: what must happen though nobody calls for it. Any number of processes may run it at once.
+
+| duty | period | does |
+|---|---|---|
+| lanes | 0.75 s | wakes lanes that have work or ended claims and nobody on the way; judges their pressure |
+| promote | 1 s | visible resources with a standing mark go to their lane, oldest first, as far as there is room |
+| presence | 1 s | announces what became hidden and who went offline |
+| outbox | 2 s | takes events through the gate whose process died, or that came while Redis was away |
+| audit | 2 s | a page of the visible resources that depend on scopes: promotes those whose snapshot is behind |
+| precompute | 2 s | with `PRECOMPUTE`, while all lanes are idle: builds hidden dirty resources on the last lane |
+| freshness | 10 s | carries metrics over into rollups, judges the promises |
+| prune | 60 s | deletes events, marks, natural keys and versions that have served |
+
+Every duty is idempotent or pops what it handles atomically. Periods are jittered, and all but the first are taken in turns over
+the cluster. An outage is logged and waited out.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import close_old_connections, models, router
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from visibility import dirty, freshness, metrics, pressure
+from visibility.conf import Lane, settings
+from visibility.datatypes import DataType, registry
+from visibility.exceptions import RedisAway
+from visibility.models import AppliedVersion, Event, NaturalKey
+from visibility.points import reach
+from visibility.soft import leases, pending, snapshots, upkeep
+from visibility.soft.pending import Item
+from visibility.wake import wake
+
+logger = logging.getLogger("visibility")
+PRECOMPUTER = "visibility.recompute.enqueue_precompute"
+WHOLE = 2_000
+PAGE = 500
+PAGES = 4
+AUDIT_PAGE = 200
+PRUNE_BATCH = 2_000
+_cursors: dict[str, tuple[datetime, str] | None] = {}
+_started = False
+
+
+def rouse_lanes(now: datetime) -> int:
+    """Wake what waits, and judge each lane."""
+    upkeep.beat()
+    woken = 0
+    for name in settings.LANES:
+        shards = pending.rouse(name)
+        wake(name, shards)
+        woken += len(shards)
+        pressure.evaluate(settings.lane(name))
+    return woken
+
+
+def _lanes() -> list[tuple[DataType, Lane]]:
+    """Registered types with their lanes; a type whose lane is missing is the system check's matter."""
+    return [(t, settings.lane(t.lane)) for t in registry if t.lane in settings.LANES]
+
+
+def pend_behind(data_type: DataType, lane: Lane, since: dict[str, int]) -> int:
+    """Put resources that are at rest into their lane, `{key: oldest change in ms}`; answers how many it took."""
+    names = {f"{data_type.name}:{key}": ms for key, ms in since.items()}
+    rest = upkeep.at_rest(lane.name, list(names))
+    hidden = data_type.background or 0.0
+    items = [Item(r, names[r], window=pressure.window(data_type), hidden_window=hidden) for r in rest]
+    done = pending.pend(lane, items)
+    wake(lane.name, done.wake)
+    return done.accepted
+
+
+def promote(now: datetime) -> int:
+    """Visible resources whose flag stands go to their lane, oldest first, as many as do not press it."""
+    total = 0
+    for data_type, lane in _lanes():
+        if not (room := pressure.room(lane)):
+            continue
+        found = sorted(_dirty_visible(data_type.name).items(), key=lambda pair: pair[1])
+        reach("maintain.promote")
+        since = {key: int(at.timestamp() * 1000) for key, at in found}
+        taken = 0
+        for start in range(0, len(found), PAGE):
+            if taken >= room:
+                break
+            part = [key for key, _at in found[start : start + min(PAGE, room - taken)]]
+            taken += pend_behind(data_type, lane, {key: since[key] for key in part})
+        metrics.count("promoted", taken, data_type=data_type.name)
+        total += taken
+    return total
+
+
+def _dirty_visible(name: str) -> dict[str, datetime]:
+    """Dirty and visible: through the visible ones where they are few, else through the dirty ones, some pages a call."""
+    count, keys = leases.visible_up_to(name, WHOLE)
+    if not count:
+        return {}
+    if keys is not None:
+        return dirty.dirty_among(name, keys)
+    out: dict[str, datetime] = {}
+    for _page in range(PAGES):
+        rows = dirty.oldest(name, PAGE, after=_cursors.get(name))
+        seen = leases.visible_among(name, [key for key, _at in rows])
+        out.update((key, at) for key, at in rows if key in seen)
+        _cursors[name] = (rows[-1][1], rows[-1][0]) if len(rows) == PAGE else None
+        if len(rows) < PAGE:
+            break
+    return out
+
+
+def audit(now: datetime) -> int:
+    """Look at a page of visible resources of each type with scopes; those whose marks moved go to their lane.
+
+    A scope's mark names no resource, so that promotion does not see it: this finds what a flood, a failover of Redis or a lost
+    process left behind. The first snapshot of a resource is its watcher's or reader's matter.
+    """
+    total = 0
+    for data_type, lane in _lanes():
+        if not data_type.has_scopes or not (room := pressure.room(lane)):
+            continue
+        keys = upkeep.walk_visible(data_type.name, min(AUDIT_PAGE, room))
+        for start in range(0, len(keys), dirty.CHUNK):
+            total += _audit(data_type, lane, keys[start : start + dirty.CHUNK])
+    return total
+
+
+def _audit(data_type: DataType, lane: Lane, keys: list[str]) -> int:
+    visible = leases.visible_among(data_type.name, keys)
+    rest = upkeep.at_rest(lane.name, [f"{data_type.name}:{key}" for key in keys if key in visible])
+    looks = pending.look(lane.name, rest)
+    cut = len(data_type.name) + 1
+    marks = dirty.marks(data_type, [name[cut:] for name in looks])
+    behind: dict[str, int] = {}
+    for name, seen in looks.items():
+        stored, key = snapshots.unpack(seen.raw, data_type.schema), name[cut:]
+        if stored is not None and not marks[key].same(stored.stamp) and not marks[key].quarantined:
+            behind[key] = seen.now_ms
+    if behind:
+        metrics.count("promoted", len(behind), data_type=data_type.name)
+        return pend_behind(data_type, lane, behind)
+    return 0
+
+
+def sweep_presence(now: datetime) -> int:
+    """Announce what became hidden and who went offline."""
+    try:
+        from visibility import presence
+    except ImportError:
+        return 0
+    return presence.sweep()
+
+
+def redrive(now: datetime) -> int:
+    """Take over events that nobody finished."""
+    try:
+        from visibility import gate
+    except ImportError:
+        return 0
+    return gate.redrive()
+
+
+def precompute(now: datetime) -> int:
+    """While every lane is idle, let the last one's worker build hidden dirty resources."""
+    if not settings.PRECOMPUTE:
+        return 0
+    for name in settings.LANES:
+        state = pending.lane_state(name)
+        if state.pending or state.claimed or pressure.stage(name) is not pressure.Stage.NORMAL:
+            return 0
+    import_string(PRECOMPUTER)()
+    return 1
+
+
+def carry_over(now: datetime) -> int:
+    """Metrics into rollups, and the judgement of the promises."""
+    global _started
+    starting, _started = not _started, True
+    return freshness.maintain(now, starting=starting)
+
+
+def _delete(table: models.QuerySet[models.Model]) -> int:
+    """Delete by primary key in one batch: short locks, and it runs on every database."""
+    pks = list(table.values_list("pk", flat=True)[:PRUNE_BATCH])
+    return table.filter(pk__in=pks).delete()[0] if pks else 0
+
+
+def _rows(model: type[models.Model]) -> models.QuerySet[models.Model]:
+    return model._default_manager.using(router.db_for_write(model)).order_by()
+
+
+def prune(now: datetime) -> int:
+    """Delete what has served: one batch of each kind."""
+    ttl = timedelta(seconds=settings.EVENT_TTL)
+    longest = max([settings.EVENT_TTL, *(2 * t.ttl * (1 + t.jitter) for t in registry)])
+    gone = _delete(_rows(Event).filter(processed_at__lt=now - ttl))
+    gone += _delete(_rows(NaturalKey).filter(expires_at__lt=now))
+    gone += _delete(_rows(AppliedVersion).filter(updated_at__lt=now - 7 * ttl))
+    return gone + dirty.prune(now, timedelta(seconds=longest))
+
+
+class Duty(NamedTuple):
+    """One thing to do every so many seconds; `shared` ones by one process over the cluster at a time."""
+
+    name: str
+    every: float
+    run: Callable[[datetime], int]
+    shared: bool = True
+
+
+DUTIES = (
+    Duty("lanes", 0.75, rouse_lanes, shared=False),
+    Duty("promote", 1, promote),
+    Duty("presence", 1, sweep_presence),
+    Duty("outbox", 2, redrive),
+    Duty("audit", 2, audit),
+    Duty("precompute", 2, precompute),
+    Duty("freshness", 10, carry_over),
+    Duty("prune", 60, prune),
+)
+_away: set[str] = set()
+
+
+def perform(duty: Duty, now: datetime, *, in_turn: bool = False) -> int | None:
+    """Do one duty; None if it was another's turn, or it failed (logged once for each time Redis goes away)."""
+    try:
+        if in_turn and duty.shared and not upkeep.take_turn(duty.name, duty.every * 0.7):
+            return None
+        done = duty.run(now)
+    except RedisAway as error:
+        if duty.name not in _away:
+            logger.warning("maintenance: %s waits: %s", duty.name, error)
+        _away.add(duty.name)
+        return None
+    except Exception:
+        # One duty's trouble, or the database's, must not end the loop that heals it.
+        logger.exception("maintenance: %s failed; it is tried again in %g s", duty.name, duty.every)
+        return None
+    if duty.name in _away:
+        _away.discard(duty.name)
+        logger.warning("maintenance: %s goes on", duty.name)
+    return done
+
+
+def tick(now: datetime | None = None) -> dict[str, int | None]:
+    """Do every duty once, now; answers what each did, None where it failed."""
+    at = now or timezone.now()
+    return {duty.name: perform(duty, at) for duty in DUTIES}
+
+
+def loop(stop: threading.Event) -> None:
+    """Do the duties at their periods until `stop` is set; the thread's database connections are closed in between."""
+    due = {duty.name: time.monotonic() + random.uniform(0, duty.every / 2) for duty in DUTIES}  # noqa: S311
+    while not stop.wait(max(0.0, min(due.values()) - time.monotonic())):
+        for duty in DUTIES:
+            if due[duty.name] > time.monotonic() or stop.is_set():
+                continue
+            close_old_connections()
+            perform(duty, timezone.now(), in_turn=True)
+            due[duty.name] = time.monotonic() + duty.every * random.uniform(0.75, 1.25)  # noqa: S311
+    close_old_connections()
+    metrics.flush()

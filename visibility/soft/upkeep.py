@@ -1,0 +1,51 @@
+"""What the maintenance loop keeps in Redis: that somebody maintains, whose turn a duty is, and how far a walk has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from visibility.soft.client import client, guard, run
+from visibility.soft.keys import by_shard, key, shards
+
+CHUNK = 500
+CURSOR_SECONDS = 600
+
+
+def beat() -> None:
+    """Note that a maintenance loop is alive."""
+    run("beat", 0)
+
+
+def silence() -> float | None:
+    """Seconds since any maintenance loop was alive; None if none was since Redis was last empty."""
+    ago = run("beaten", 0)
+    return None if ago < 0 else float(ago) / 1000
+
+
+def take_turn(duty: str, seconds: float) -> bool:
+    """True for one caller over the cluster in this time: spares the others the work, guards nothing."""
+    with guard():
+        return bool(client().set(key(0, "turn", duty), "1", nx=True, px=max(1, int(seconds * 1000))))
+
+
+def at_rest(lane: str, resources: Sequence[str]) -> list[str]:
+    """Those of these that are neither pending nor being built nor waiting for another try."""
+    out: list[str] = []
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            out += [name.decode() for name in run("atrest", shard, lane, *names[start : start + CHUNK])]
+    return out
+
+
+def walk_visible(data_type: str, count: int) -> list[str]:
+    """About `count` visible keys, continued where the last caller over the cluster stopped, round and round."""
+    out: list[str] = []
+    with guard():
+        redis: Any = client()
+        for shard in shards():
+            mark = key(shard, "walk", data_type)
+            cursor, rows = redis.zscan(key(shard, "visible", data_type), cursor=int(redis.get(mark) or 0), count=count)
+            redis.set(mark, cursor, ex=CURSOR_SECONDS)
+            out += [name.decode() for name, _ends in rows]
+    return out

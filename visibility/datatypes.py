@@ -247,9 +247,9 @@ class Registry:
         Raises:
             BadDeclaration: no legal name, a name already taken, or no build.
         """
-        where = f"{cls.__module__}.{cls.__qualname__}"
         if not (isinstance(cls, type) and issubclass(cls, DataType)):
             raise BadDeclaration(f"@register is for subclasses of DataType, not {cls!r}")
+        where = f"{cls.__module__}.{cls.__qualname__}"
         if not _NAME.match(cls.name or ""):
             raise BadDeclaration(f"{where}: name = {cls.name!r}; give it a lower-case name of letters, digits and underscores")
         if cls.name in self._types:

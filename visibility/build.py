@@ -82,14 +82,16 @@ def run_build(data_type: DataType, keys: Sequence[str]) -> dict[str, Any]:
             out.update(run_build(data_type, [key]))
         return out
     missing = LookupError(f"{data_type.name}.build_many gave no data for this key")
-    return {key: found[key] if key in found else missing for key in keys}
+    return {key: found.get(key, missing) for key in keys}
 
 
 def jittered(data_type: DataType, seconds: float) -> float:
     return seconds * random.uniform(1 - data_type.jitter, 1 + data_type.jitter)  # noqa: S311
 
 
-def build_claimed(data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[Claimed], window: float | None = None) -> dict[str, Built]:
+def build_claimed(
+    data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[Claimed], window: float | None = None
+) -> dict[str, Built]:
     """Build and store what was claimed, all of one type, and end the claims; answers by resource name.
 
     Raises:
@@ -143,8 +145,14 @@ def build_claimed(data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[
 
 
 def _settle(
-    data_type: DataType, lane: Lane, owned: Claim, keys: Mapping[str, Claimed], seen: Mapping[str, Marks], out: dict[str, Built], window: float
-) -> None:  # fmt: skip
+    data_type: DataType,
+    lane: Lane,
+    owned: Claim,
+    keys: Mapping[str, Claimed],
+    seen: Mapping[str, Marks],
+    out: dict[str, Built],
+    window: float,
+) -> None:
     good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
     moved = dirty.clear(data_type.name, good) if good else set()
     if data_type.hidden is Hidden.SUMMARISE and good:
@@ -189,4 +197,6 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
             stage = "freshness_built" if row.visible else "freshness_resolved"
             metrics.observe(stage, max(0.0, (now - event_ms) / 1000), data_type=name)
         event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
-        snapshot_built.send_robust(name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at)
+        snapshot_built.send_robust(
+            name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at
+        )

@@ -64,7 +64,9 @@ def _using(model: type[models.Model]) -> str:
     return router.db_for_write(model)
 
 
-def mark(data_type: str, changes: Mapping[str, int], at: datetime | None = None, kinds: Mapping[str, Mapping[str, int]] | None = None) -> None:
+def mark(
+    data_type: str, changes: Mapping[str, int], at: datetime | None = None, kinds: Mapping[str, Mapping[str, int]] | None = None
+) -> None:
     """Flag resources as changed, `changes[key]` times, first at `at`; with `kinds`, count them by kind for summaries."""
     at, stamp = at or timezone.now(), next_mark()
     rows = [(data_type, key, stamp, n, at, at, 0, "") for key, n in sorted(changes.items())]
@@ -106,7 +108,9 @@ def mark_scopes(data_type: str, changes: Mapping[str, int], at: datetime | None 
     )
 
 
-def _scope_query(data_type: str, key: str, scopes: Iterable[str] | ScopesFrom | models.QuerySet[Any]) -> models.QuerySet[Any] | None:
+def _scope_query(
+    data_type: str, key: str, scopes: Iterable[str] | ScopesFrom | models.QuerySet[Any]
+) -> models.QuerySet[Any] | None:
     names: Any
     if isinstance(scopes, ScopesFrom):
         query = scopes.queryset.query
@@ -149,8 +153,8 @@ def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Any], o
     parts, params = [], []
     for n, query in enumerate(statements):
         sql, args = query.get_compiler(using).as_sql()
-        inner = f"SELECT {n} AS part, v.* FROM ({sql}) v" if n == 0 else f"SELECT {n} AS part, v.*, NULL, NULL FROM ({sql}) v"
-        parts.append(inner)
+        # A number and a statement that the ORM compiled; every value is a parameter.
+        parts.append(f"SELECT {n} AS part, v.*{', NULL, NULL' if n else ''} FROM ({sql}) v")  # noqa: S608
         params += args
     with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join(parts), params)
@@ -160,7 +164,9 @@ def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Any], o
         if part:
             out[key] = replace(now, scopes=int(count or 0), scope_changes=int(n or 0))
         else:
-            out[key] = replace(now, flag=count, changes=n if first else 0, first_at=_aware(first), quarantined=held is not None)
+            out[key] = replace(
+                now, flag=int(count), changes=int(n) if first else 0, first_at=_aware(first), quarantined=held is not None
+            )
 
 
 def _aware(value: Any) -> datetime | None:

@@ -28,7 +28,8 @@ from visibility.exceptions import BuildFailed, RedisAway
 from visibility.points import reach
 from visibility.soft import clock, leases, pending, snapshots
 from visibility.soft.client import aclient, client, guard
-from visibility.soft.keys import key as redis_key, shard_of
+from visibility.soft.keys import key as redis_key
+from visibility.soft.keys import shard_of
 from visibility.soft.pending import Busy, Item, Later, Look
 from visibility.soft.snapshots import Snapshot, Stored
 from visibility.wake import wake

@@ -122,7 +122,9 @@ def work(lane: Lane, owned: Claim) -> int:
         part = list(group)
         data_type = registry.find(name)
         if data_type is None:
-            logger.warning("lane %s holds %d resources of the unknown type %r; left for a worker that knows it", lane.name, len(part), name)
+            logger.warning(
+                "lane %s holds %d resources of the unknown type %r; left for a worker that knows it", lane.name, len(part), name
+            )
             later = [(row, 30.0, f"unknown data type {name!r}", False) for row in part]
             pending.fail(lane.name, owned, later)
             continue

@@ -45,10 +45,12 @@ def upsert(
     conflict = "ON DUPLICATE KEY UPDATE" if mysql else f"ON CONFLICT ({', '.join(columns[f] for f in unique)}) DO UPDATE SET"
     size = max(1, min(500, (connection.features.max_query_params or 30_000) // len(fields)))
     adapt = connection.ops.adapt_datetimefield_value
+    names = ", ".join(columns[f] for f in fields)
     one = f"({', '.join(['%s'] * len(fields))})"
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         values = [adapt(v) if isinstance(v, datetime) else v for row in part for v in row]
-        sql = f"INSERT INTO {table} ({', '.join(columns[f] for f in fields)}) VALUES {', '.join([one] * len(part))} {conflict} {changes}"
+        # Names come from the model's own columns; every value is a parameter.
+        sql = f"INSERT INTO {table} ({names}) VALUES {', '.join([one] * len(part))} {conflict} {changes}"  # noqa: S608
         with connection.cursor() as cursor:
             cursor.execute(sql, values)

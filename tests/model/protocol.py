@@ -4,9 +4,9 @@
     python tests/model/protocol.py --without RULE  one rule off: a shortest history that breaks an invariant
     python tests/model/protocol.py --quick         the scenarios that take seconds
 
-Parts: commits with their gates (one may be shed by a full lane), a watcher (watch, heartbeat, leave), drains, a reader that builds, a flush, a
-crash or stall. A state is what the database and Redis hold, plus where each part stands. `d` is the truth (a counter);
-a snapshot is the truth as some build saw it. The steps are those of the code: a Lua script is one step, a statement
+Parts: commits with their gates (one may be shed by a full lane), a watcher (watch, heartbeat, leave), drains, a reader
+that builds, a flush, a crash or stall. A state is what the database and Redis hold, plus where each part stands. `d`
+is the truth (a counter); a snapshot is the truth as some build saw it. The steps are those of the code: a Lua script is one step, a statement
 is one step. `fence` alone breaks nothing here: it guards against a failover that makes two owners.
 """
 
@@ -76,8 +76,8 @@ class S(NamedTuple):
 
 
 RULES = {
-    "relook", "lease_first", "trust_reset", "gen_compare", "mark_compare", "mark_first", "stamp", "store_owner", "fence", "distrust",
-    "trust_compare",
+    "relook", "lease_first", "trust_reset", "gen_compare", "mark_compare", "mark_first", "stamp", "store_owner", "fence",
+    "distrust", "trust_compare",
 }  # fmt: skip
 Step = tuple[str, S, str | None]
 
@@ -111,7 +111,7 @@ def trust(seen: Looked, s: S, on: set[str]) -> S:
     return s._replace(trusted=True) if same and s.visible and not s.pending and s.snap else s
 
 
-def gate_steps(s: S, on: set[str]) -> Iterator[Step]:
+def gate_steps(s: S, on: set[str]) -> Iterator[Step]:  # noqa: C901
     if s.todo:
         gates = (*s.gates, ("look", s.d + 1))
         yield "commit", s._replace(d=s.d + 1, todo=s.todo - 1, unprocessed=s.unprocessed + 1, gates=gates), None
@@ -127,7 +127,11 @@ def gate_steps(s: S, on: set[str]) -> Iterator[Step]:
             if s.sheds and not s.pending:
                 yield f"gate{v}: shed", put("shed", s._replace(sheds=s.sheds - 1)), None
         elif stage == "shed":
-            yield f"gate{v}: mark what was shed", put("distrust" if "distrust" in on else "end", s._replace(marks=s.marks + 1)), None
+            yield (
+                f"gate{v}: mark what was shed",
+                put("distrust" if "distrust" in on else "end", s._replace(marks=s.marks + 1)),
+                None,
+            )
         elif stage == "distrust":
             yield f"gate{v}: distrust", put("end", s._replace(gen=s.gen + 1, trusted=False)), None
         elif stage == "mark":
@@ -164,7 +168,11 @@ def watcher_steps(s: S, on: set[str]) -> Iterator[Step]:
     elif stage == "look0":  # the wrong order: look and marks first, the lease after
         seen = look(s)
         fresh = is_fresh(seen, s, on) and seen.snap
-        yield "watch: look, marks", (s if fresh else pend(s))._replace(watcher=("lease0", seen.snap.value if seen.snap else shown)), None
+        yield (
+            "watch: look, marks",
+            (s if fresh else pend(s))._replace(watcher=("lease0", seen.snap.value if seen.snap else shown)),
+            None,
+        )
     elif stage == "lease0":
         yield "watch: lease", s._replace(visible=True, trusted=not s.pending and s.snap is not None, watcher=("in", shown)), None
     elif stage == "in":
@@ -178,7 +186,7 @@ def watcher_steps(s: S, on: set[str]) -> Iterator[Step]:
             yield "leave", s._replace(visible=False, watcher=("out", -1)), None
 
 
-def drain_steps(s: S, on: set[str]) -> Iterator[Step]:
+def drain_steps(s: S, on: set[str]) -> Iterator[Step]:  # noqa: C901
     if s.pending and not any(dr.own for dr in s.drains) and len(s.drains) < 2:
         first = "marks" if s.visible else ("putoff" if "mark_first" in on else "drop")
         one = Drain(first, s.gen, s.epoch, 0, s.clock, 0, True, s.visible)
@@ -244,7 +252,11 @@ def reader_steps(s: S, on: set[str]) -> Iterator[Step]:
     elif stage == "trust":
         yield "read: trust", trust(s.reader[1], s, on)._replace(reader=("serve", s.reader[1].snap.value, s.reader[2])), None
     elif stage == "serve":
-        bad = f"a read served {s.reader[1]} as fresh after the gate of {s.reader[2]} had ended" if s.reader[1] < s.reader[2] else None
+        bad = (
+            f"a read served {s.reader[1]} as fresh after the gate of {s.reader[2]} had ended"
+            if s.reader[1] < s.reader[2]
+            else None
+        )
         yield "read: serve fresh", s._replace(reader=("idle",)), bad
 
 
@@ -271,7 +283,9 @@ def canonical(s: S) -> S:
         return x and Snap(toks[x.token], x.value, m[x.marks])
 
     def part(x: Any) -> Any:
-        return Looked(snap(x.snap), x.pending, int(x.gen == s.gen) - 1, int(x.epoch == s.epoch) - 1) if isinstance(x, Looked) else x
+        return (
+            Looked(snap(x.snap), x.pending, int(x.gen == s.gen) - 1, int(x.epoch == s.epoch) - 1) if isinstance(x, Looked) else x
+        )
 
     drains = tuple(
         sorted(
@@ -300,14 +314,14 @@ def quiet(s: S) -> str | None:
 PROGRESS = ("gate", "maintain", "heartbeat", "drain", "watch: ", "read")
 NOT_PROGRESS = ("read: get", "read: look", "watch: begin")
 SCENARIOS: dict[str, dict[str, int]] = {  # each leaves out what the others put in, so that all interleavings can be visited
-    "shed while read": dict(moves=1, crashes=0, flushes=0, sheds=1),
-    "shed, watch, leave": dict(crashes=0, flushes=0, reads=0, sheds=1),
-    "flush while read": dict(moves=1, crashes=0),
-    "crash or stall while read": dict(moves=1, flushes=0),
-    "watch, leave, watch while read": dict(crashes=0, flushes=0),
-    "watch, leave, watch with a flush": dict(crashes=0, reads=0),
-    "watch, leave, watch with a crash": dict(flushes=0, reads=0),
-    "flush and crash": dict(moves=1, reads=0),
+    "shed while read": {"moves": 1, "crashes": 0, "flushes": 0, "sheds": 1},
+    "shed, watch, leave": {"crashes": 0, "flushes": 0, "reads": 0, "sheds": 1},
+    "flush while read": {"moves": 1, "crashes": 0},
+    "crash or stall while read": {"moves": 1, "flushes": 0},
+    "watch, leave, watch while read": {"crashes": 0, "flushes": 0},
+    "watch, leave, watch with a flush": {"crashes": 0, "reads": 0},
+    "watch, leave, watch with a crash": {"flushes": 0, "reads": 0},
+    "flush and crash": {"moves": 1, "reads": 0},
 }
 QUICK = ("shed while read", "flush while read")
 
@@ -328,7 +342,10 @@ def explore(on: set[str], scenario: dict[str, int], start: S | None = None) -> t
     while queue:
         s = queue.popleft()
         moves = list(steps(s, on))
-        busy = any(lab.startswith(PROGRESS) and "CRASH" not in lab and "STALLS" not in lab and lab not in NOT_PROGRESS for lab, _, _ in moves)
+        busy = any(
+            lab.startswith(PROGRESS) and "CRASH" not in lab and "STALLS" not in lab and lab not in NOT_PROGRESS
+            for lab, _, _ in moves
+        )
         why = None if busy else quiet(s)
         if why:
             return history(s), why, len(seen)

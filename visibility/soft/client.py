@@ -25,14 +25,18 @@ from redis.cluster import ClusterNode
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
-    ConnectionError as RedisConnectionError,
     MasterDownError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
-    TimeoutError as RedisTimeoutError,
     TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
 from redis.sentinel import Sentinel

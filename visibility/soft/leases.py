@@ -85,7 +85,9 @@ def _renewed(names: list[str], rows: list[list[Any]], out: dict[str, Renewed]) -
     for name, (created, lapsed, version, fresh, soft) in zip(names, rows, strict=True):
         before = out.get(name)
         one = Renewed(created == 1, lapsed == 1, int(version), int(fresh), int(soft))
-        out[name] = one if before is None else one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
+        out[name] = (
+            one if before is None else one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
+        )
 
 
 def renew(watches: Iterable[Watch]) -> dict[str, Renewed]:

@@ -27,11 +27,13 @@ class Lock:
     def acquire(self, wait: float = 0) -> bool:
         """Take the lock, trying for `wait` seconds; False if somebody else has it."""
         deadline = time.monotonic() + wait
-        while not (self.fence := self._call("acquire", self.seconds)):
+        while True:
+            self.fence = self._call("acquire", self.seconds)
+            if self.fence:
+                return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(min(0.02, max(0.0, deadline - time.monotonic())))
-        return True
 
     def extend(self, seconds: float | None = None) -> None:
         """Hold it for `seconds` from now (not in addition).

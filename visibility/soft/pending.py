@@ -135,7 +135,15 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
             part = group[start : start + CHUNK]
             args: list[Any] = []
             for resource, since, event, forced, window, hidden, tenant in part:
-                args += (resource, since, event, int(forced), int(max(window, floor) * 1000), int(max(hidden, floor) * 1000), tenant)
+                args += (
+                    resource,
+                    since,
+                    event,
+                    int(forced),
+                    int(max(window, floor) * 1000),
+                    int(max(hidden, floor) * 1000),
+                    tenant,
+                )
             taken, joined, woke, refused = run("pend", shard, *head, *args)
             accepted, merged = accepted + taken, merged + joined
             if woke:
@@ -211,7 +219,9 @@ def done(lane: str, owned: Claim, ends: Sequence[Done]) -> tuple[bool, list[int]
 
 def fail(lane: str, owned: Claim, items: Sequence[tuple[Claimed, float, str, bool]]) -> list[int]:
     """End claims whose build failed: `(row, delay seconds, error, give up)`. Answers failures in a row, 0 where lost."""
-    args = [a for row, delay, error, give_up in items for a in (row.resource, row.gen, int(delay * 1000), error[:500], int(give_up))]
+    args = [
+        a for row, delay, error, give_up in items for a in (row.resource, row.gen, int(delay * 1000), error[:500], int(give_up))
+    ]
     return list(run("fail", owned.shard, lane, owned.token, *args)) if items else []
 
 

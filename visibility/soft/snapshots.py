@@ -75,7 +75,9 @@ def encode_body(resource: str, data: Any) -> bytes:
         raise BadSnapshot(f"the build of {resource!r} returned what JSON cannot hold: {error}") from error
     limit = settings.LIMITS["snapshot_bytes"]
     if len(body) > limit:
-        raise BadSnapshot(f"the build of {resource!r} returned {len(body)} bytes; VISIBILITY['LIMITS']['snapshot_bytes'] is {limit}")
+        raise BadSnapshot(
+            f"the build of {resource!r} returned {len(body)} bytes; VISIBILITY['LIMITS']['snapshot_bytes'] is {limit}"
+        )
     return body
 
 

@@ -13,7 +13,10 @@ local due = {}
 if named ~= '' then
   local ends = redis.call('ZSCORE', claimed, named)
   local seen = redis.call('HMGET', base .. ':state:' .. named, 'owner', 'nb', 'err')
-  if ends and tonumber(ends) > now then return {now, 'busy', seen[1] or '0'} end
+  if ends and tonumber(ends) > now then
+    redis.call('HSET', base .. ':state:' .. named, 'waiting', '1')
+    return {now, 'busy', seen[1] or '0'}
+  end
   if seen[2] and tonumber(seen[2]) > now then return {now, 'later', tonumber(seen[2]) - now, seen[3] or ''} end
   due = {named}
 else

@@ -44,7 +44,9 @@ local function wake(lane)
   return 0
 end
 
+-- Wake those who wait for the build under this token: the list stays, each waiter rotates it.
 local function baton(res, token)
+  if redis.call('HDEL', base .. ':state:' .. res, 'waiting') == 0 then return end
   local name = base .. ':baton:' .. res .. ':' .. token
   redis.call('RPUSH', name, '1')
   redis.call('PEXPIRE', name, 15000)

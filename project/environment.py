@@ -45,6 +45,10 @@ def database(url: str, default: Path) -> dict[str, Any]:
         return sqlite(unquote(parts.path[1:]) or ":memory:")
     if parts.scheme not in ENGINES:
         raise ImproperlyConfigured(f"DATABASE_URL: unknown scheme {parts.scheme!r}; use sqlite, {', '.join(sorted(ENGINES))}")
+    if parts.scheme in ("mysql", "mariadb"):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()
     return {
         "ENGINE": ENGINES[parts.scheme],
         "NAME": unquote(parts.path.lstrip("/")),
@@ -76,3 +80,11 @@ def secret_key(path: Path) -> str:
     except OSError:
         return os.environ.setdefault("SECRET_KEY", fresh)
     return fresh
+
+
+def running_demo(path: Path) -> str:
+    """The address of a running demo's Valkey, so that other commands reach it; empty if none runs."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -2,7 +2,7 @@
 
 | variable | meaning | default |
 |---|---|---|
-| REDIS_URL | soft state, RQ and the channel layer | redis://127.0.0.1:6379/0 |
+| REDIS_URL | soft state, RQ and the channel layer | a running demo's Valkey, else redis://127.0.0.1:6379/0 |
 | DATABASE_URL | sqlite:///file, postgres://user:password@host:port/name, mysql://… | demo.sqlite3 beside manage.py |
 | SECRET_KEY | Django's secret key | made once, kept in .demo/secret-key |
 | DEBUG | 1 for tracebacks in the browser | 0 |
@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from project.environment import database, secret_key
+from project.environment import database, running_demo, secret_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -72,7 +72,7 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), BASE_DIR / "demo.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
+REDIS_URL = os.environ.get("REDIS_URL") or running_demo(BASE_DIR / ".demo" / "redis-url") or "redis://127.0.0.1:6379/0"
 
 # redis-py 8 cuts an idle connection after 5 s; the layer's consumers wait longer than that.
 CHANNEL_LAYERS: dict[str, Any] = {

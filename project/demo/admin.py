@@ -51,7 +51,7 @@ class MessageAdmin(ModelAdmin):
 
 @admin.register(Notification)
 class NotificationAdmin(ModelAdmin):
-    list_display: ClassVar = ["title", "recipient", "kind", "count", "last_at", "seen_at"]
+    list_display: ClassVar = ["kind", "label", "recipient", "count", "last_at", "seen_at"]
     list_filter: ClassVar = ["kind"]
     list_select_related: ClassVar = ["recipient"]
     autocomplete_fields: ClassVar = ["recipient", "actor"]

@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from django.conf import settings
 from django.db import models
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 
 class Follow(models.Model):
@@ -53,6 +55,9 @@ class Room(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def get_absolute_url(self) -> str:
+        return reverse("demo:room", args=[self.pk])
 
 
 class Membership(models.Model):
@@ -102,7 +107,7 @@ class Notification(models.Model):
     kind = models.CharField(_("kind"), max_length=20, choices=Kind.choices)
     subject = models.CharField(_("subject"), max_length=60, blank=True)
     interval = models.BigIntegerField(_("interval"))
-    title = models.CharField(_("title"), max_length=120)
+    label = models.CharField(_("about"), max_length=120, blank=True)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", verbose_name=_("last actor"), null=True, blank=True
     )
@@ -121,7 +126,17 @@ class Notification(models.Model):
         indexes: ClassVar = [models.Index(fields=["recipient", "seen_at", "-last_at"], name="demo_notification_list")]
 
     def __str__(self) -> str:
-        return f"{self.title} × {self.count}"
+        return self.text()
+
+    def text(self) -> str:
+        """One line for all that came together: "15 new messages in Kitchen"."""
+        if self.kind == self.Kind.MESSAGE:
+            one, many = "%(n)d new message in %(label)s", "%(n)d new messages in %(label)s"
+        elif self.kind == self.Kind.FOLLOW:
+            one, many = "%(n)d new follower", "%(n)d new followers"
+        else:
+            one, many = "%(n)d new post by %(label)s", "%(n)d new posts by %(label)s"
+        return ngettext(one, many, self.count) % {"n": self.count, "label": self.label}
 
 
 class Tile(models.Model):

@@ -7,7 +7,7 @@ request. unread: eventual, but right when its room is opened.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
@@ -118,7 +118,8 @@ class Badge(Metered):
                     {
                         "id": row.pk,
                         "kind": row.kind,
-                        "title": row.title,
+                        "text": row.text(),
+                        "subject": row.subject,
                         "actor": name_of(row.actor) if row.actor else "",
                         "count": row.count,
                         "at": row.last_at.isoformat(),

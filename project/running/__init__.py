@@ -1,0 +1,1 @@
+"""Running the parts of a deployment as child processes of one command: a Redis, an ASGI server, workers."""

@@ -7,6 +7,7 @@ processes cannot see; whatever uses them, or waits for `on_commit`, asks for `tr
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -21,6 +22,7 @@ from django.contrib.auth.models import User
 from tests.support import servers
 from tests.support.processes import Process, stop_all
 from tests.support.sockets import Tab, connect
+from visibility.soft import client as soft_client
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,6 +67,15 @@ def redis(redis_server: servers.RedisServer | None) -> Iterator[redis_py.Redis]:
                 raise
             redis_server.restart()
         yield client
+    # Also closes a circuit breaker that the test has opened.
+    soft_client.close()
+
+
+@pytest.fixture
+async def closes_its_clients() -> AsyncIterator[None]:
+    """Every test on an event loop gets this: connections end with the loop they belong to."""
+    yield
+    await soft_client.aclose()
 
 
 @pytest.fixture
@@ -112,6 +123,22 @@ async def tabs() -> AsyncIterator[Callable[..., Any]]:
             return await stack.enter_async_context(connect(site.ws, user=user, **options))
 
         yield open_tab
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks that follow from where a test stands and what it uses."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in ("browser", "chaos"):
+            item.add_marker(folder)
+        elif folder == "benchmarks":
+            item.add_marker("chaos")
+        elif {"db", "transactional_db"} & set(item.fixturenames) or item.get_closest_marker("django_db"):
+            item.add_marker("database")
+        if inspect.iscoroutinefunction(item.function):
+            item.fixturenames.insert(0, "closes_its_clients")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

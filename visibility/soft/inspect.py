@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from visibility.conf import settings
+from visibility.soft import pages
 from visibility.soft.client import client, guard, run
-from visibility.soft.keys import key, shard_of
+from visibility.soft.keys import key, shard_of, shards
 
 
 class Written(NamedTuple):
@@ -72,3 +74,45 @@ def write_trail(notes: Iterable[tuple[str, str]], length: int) -> None:
 def read_trail(resource: str, length: int) -> list[str]:
     """The newest entries of a resource's trail, newest first."""
     return [entry.decode() for entry in _call("lrange", key(shard_of(resource), "trail", resource), 0, length - 1)]
+
+
+def write_probe() -> None:
+    """Write to every shard a key that ends by itself.
+
+    Raises:
+        RedisAway: no answer, or no writes taken.
+    """
+    for shard in shards():
+        _call("set", key(shard, "probe"), "1", ex=10)
+
+
+def server_infos(section: str) -> list[dict[str, Any]]:
+    """`INFO section` of the server, or of every node of a cluster."""
+    found = _call("info", section)
+    nodes = list(found.values())
+    return nodes if nodes and all(isinstance(node, dict) for node in nodes) else [found]
+
+
+def sample_immortal(n: int) -> set[str]:
+    """Keys of this app without a lifetime among `n` keys taken at random from the whole database."""
+    mine = f"{{{settings.PREFIX}:".encode()
+    with guard():
+        redis = client()
+        names = {name for name in (redis.randomkey() for _ in range(min(n, redis.dbsize()))) if name and name.startswith(mine)}
+        return {name.decode(errors="replace") for name in names if redis.ttl(name) == -1}
+
+
+def ended_visible(data_type: str, seconds: float) -> int:
+    """Keys of a type whose visibility ended longer ago than so, and that are still in the index."""
+    return next(pages.ended(int(seconds * 1000), f"visible:{data_type}"))
+
+
+def ended_claims(lane: str, seconds: float) -> int:
+    """Claims of a lane that ended longer ago than so, and that nobody took over."""
+    return next(pages.ended(int(seconds * 1000), f"claimed:{lane}"))
+
+
+def safe_url(url: str) -> str:
+    """A Redis URL without its password."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else url

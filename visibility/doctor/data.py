@@ -1,0 +1,150 @@
+"""Checks of the database: events that nobody took, failures, quarantine, marks that stand too long, promises."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+
+from django.utils import timezone
+
+from visibility import dirty, freshness
+from visibility.conf import settings
+from visibility.datatypes import registry
+from visibility.doctor.finding import CRITICAL, WARNING, Finding
+from visibility.models import DirtyFlag, Event, Rollup
+from visibility.soft import inspect, leases
+
+BOUND = 1_000
+LOOKED_AT = 2_000
+OVERDUE = 10.0
+
+
+def away(error: Exception) -> Finding:
+    """The database does not answer."""
+    return Finding(
+        code="database_away",
+        severity=CRITICAL,
+        symptom="The database does not answer, or its tables are missing.",
+        evidence={"error": f"{type(error).__name__}: {error}"},
+        remedy="Bring it back, or run manage.py migrate. Watched resources that are fresh are still served from Redis.",
+    )
+
+
+def _many(n: int) -> str:
+    return f"More than {BOUND}" if n > BOUND else str(n)
+
+
+def outbox() -> Iterator[Finding]:
+    """Events are taken through the gate soon after their commit."""
+    limit = timezone.now() - dt.timedelta(seconds=settings.OUTBOX_GRACE + OVERDUE)
+    waiting = Event.objects.filter(processed_at=None, created_at__lt=limit).order_by("created_at")
+    n = waiting[: BOUND + 1].count()
+    if n:
+        first = waiting.values_list("created_at", flat=True).first()
+        age = (timezone.now() - first).total_seconds() if first else 0.0
+        yield Finding(
+            code="outbox_waits",
+            severity=CRITICAL if age > 60 else WARNING,
+            symptom=f"{_many(n)} events were committed and not taken through the gate.",
+            evidence={"waiting": n, "at_most": BOUND, "oldest_seconds": round(age), "gate": settings.GATE},
+            remedy=(
+                "The process that wrote them died, or Redis was away; the maintenance loop takes them over, so see that it runs. "
+                "With GATE='worker', see that a worker runs. Nothing is lost: the rows stand until they are done."
+            ),
+        )
+
+
+def failed_events() -> Iterator[Finding]:
+    """The gate's code did not raise lately."""
+    recent = Event.objects.order_by("-id").values_list("pk", "outcome", "error", "data_type", "model")[:LOOKED_AT]
+    failed = [row for row in recent if row[1] == Event.Outcome.FAILED]
+    if failed:
+        _pk, _outcome, error, data_type, model = failed[0]
+        yield Finding(
+            code="failed_events",
+            severity=CRITICAL,
+            symptom=f"{len(failed)} of the newest {LOOKED_AT} events failed in the gate: their audience was not told.",
+            evidence={
+                "failed": len(failed),
+                "newest": str(failed[0][0]),
+                "type": data_type or model,
+                "error": error.strip()[-500:],
+            },
+            remedy="Correct the @on method named in the error; then touch() the rows concerned. Soft TTLs correct the rest.",
+        )
+
+
+def quarantine() -> Iterator[Finding]:
+    """No resource fails again and again."""
+    held = DirtyFlag.objects.filter(quarantined_at__isnull=False)
+    n = held[: BOUND + 1].count()
+    if n:
+        rows = held.order_by("-quarantined_at").values_list("data_type", "key", "last_error")[:3]
+        yield Finding(
+            code="quarantine",
+            severity=WARNING,
+            symptom=f"{_many(n)} resources are in quarantine: their builds failed in a row.",
+            evidence={"quarantined": n, "newest": [[f"{kind}:{key}", error[:200]] for kind, key, error in rows]},
+            remedy="Correct what the error names, then release them in the admin (Dirty flags, action Release).",
+        )
+
+
+def stale_state() -> Iterator[Finding]:
+    """Nobody looks at what has been marked for long."""
+    stale: dict[str, float] = {}
+    names: list[str] = []
+    for data_type in registry:
+        limit = max(OVERDUE, 3 * data_type.freshness.seconds)
+        old = [(key, (timezone.now() - first).total_seconds()) for key, first in dirty.oldest(data_type.name, 200)]
+        late = dict(pair for pair in old if pair[1] > limit)
+        seen = leases.visible_among(data_type.name, list(late)) if late else set()
+        if seen:
+            stale[data_type.name] = round(max(late[key] for key in seen))
+            names += [f"{data_type.name}:{key}" for key in sorted(seen)[:3]]
+    if stale:
+        yield Finding(
+            code="stale_state",
+            severity=CRITICAL,
+            symptom="Somebody looks at resources that changed long ago and were not built since.",
+            evidence={"oldest_seconds": stale, "resources": names[:5]},
+            remedy=(
+                "The maintenance loop promotes what is marked and visible: see that it runs, the workers too, and no lane is "
+                "flooded. "
+                "visibility_explain RESOURCE says what holds one up."
+            ),
+        )
+
+
+def promises() -> Iterator[Finding]:
+    """Freshness is as promised."""
+    for found in freshness.report():
+        if found.state.code in freshness.ALERTING:
+            yield Finding(
+                code="promise_" + found.state.code,
+                severity=CRITICAL if found.state.code == "burning_fast" else WARNING,
+                symptom=f"{found.data_type}: {found.attained or 0:.2%} within {found.seconds:g} s, not {found.objective:.2%}.",
+                evidence={
+                    "data_type": found.data_type,
+                    "attained": found.attained,
+                    "p95": found.p95,
+                    "budget_left": found.budget_left,
+                    "burn_rates": [[burn.rule.long, burn.long, burn.short] for burn in found.burns],
+                },
+                remedy="Look at the lane's lag and at build_seconds; if the promise is out of reach, change it in the admin.",
+            )
+
+
+def nobody_carries_over() -> Iterator[Finding]:
+    """Counted minutes become rows."""
+    last = int(inspect.redis_time() // 60)
+    written = inspect.minutes_written(range(last - 15, last - 4))
+    left = [minute for minute, one in written.items() if one.writes and not one.rolled]
+    if left:
+        newest = Rollup.objects.order_by("-minute").values_list("minute", flat=True).first()
+        yield Finding(
+            code="no_rollups",
+            severity=WARNING,
+            symptom=f"{len(left)} of the last minutes were counted and not carried over to the database.",
+            evidence={"minutes": len(left), "newest_rollup": newest.isoformat() if newest else None},
+            remedy="The maintenance loop does it: see that it runs. Redis keeps minutes for three hours only.",
+        )

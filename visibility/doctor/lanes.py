@@ -1,0 +1,165 @@
+"""Checks of the lanes: work waits, workers listen, jobs are few, claims end, somebody maintains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from visibility.conf import settings
+from visibility.datatypes import registry
+from visibility.doctor import engine
+from visibility.doctor.finding import CRITICAL, INFO, WARNING, Finding
+from visibility.soft import inspect, pages, pending, upkeep
+
+LATE = 10.0
+SILENT = 30.0
+MANY_JOBS = 4
+
+
+def _promise(lane: str) -> float:
+    return min((one.freshness.seconds for one in registry if one.lane == lane), default=3.0)
+
+
+def queues_reachable() -> Iterator[Finding]:
+    """RQ's Redis answers for each lane."""
+    for name in settings.LANES:
+        error = engine.problem(settings.lane(name).queue)
+        if error:
+            yield Finding(
+                code="queue_away",
+                severity=CRITICAL,
+                symptom=f"The RQ queue of the lane {name!r} cannot be reached: changes wait, nothing is built.",
+                evidence={"lane": name, "queue": settings.lane(name).queue, "error": error},
+                remedy="Check RQ_QUEUES: the queue must be named there and its Redis must answer.",
+            )
+
+
+def no_worker() -> Iterator[Finding]:
+    """A worker listens on every lane's queue."""
+    for name in settings.LANES:
+        lane = settings.lane(name)
+        alive = engine.workers(lane.queue)
+        if alive == 0:
+            state = pending.lane_state(name)
+            yield Finding(
+                code="no_worker",
+                severity=CRITICAL if state.pending + state.claimed else WARNING,
+                symptom=f"No worker listens on the queue {lane.queue!r} of the lane {name!r}.",
+                evidence={"lane": name, "queue": lane.queue, "workers": 0, "pending": state.pending},
+                remedy=f"Start one: manage.py visibility_worker {name} (or manage.py rqworker {lane.queue}), under a supervisor.",
+            )
+
+
+def piling_up() -> Iterator[Finding]:
+    """What is due is taken soon."""
+    for name in settings.LANES:
+        state = pending.lane_state(name)
+        lane = settings.lane(name)
+        late = state.lag > max(LATE, 3 * _promise(name))
+        full = state.pending + state.claimed >= 0.9 * lane.bound
+        if late or full:
+            yield Finding(
+                code="queue_piling_up",
+                severity=CRITICAL if full else WARNING,
+                symptom=f"Work piles up in the lane {name!r}: {state.pending} wait, the oldest is {state.lag:.0f} s late.",
+                evidence={
+                    "lane": name,
+                    "pending": state.pending,
+                    "due": state.due,
+                    "claimed": state.claimed,
+                    "bound": lane.bound,
+                    "lag_seconds": round(state.lag, 1),
+                    "oldest": state.oldest,
+                    "workers": engine.workers(lane.queue),
+                },
+                remedy=(
+                    "With no worker: start one. With workers: build_many may be slow (build times are on the overview), coalesce "
+                    "too short, or a lane shared by types of different urgency: add workers, or give the slow type its own lane."
+                ),
+            )
+
+
+def pressed() -> Iterator[Finding]:
+    """Lanes that leave work out."""
+    for name in settings.LANES:
+        stage = pending.lane_state(name).stage
+        if stage and stage != "normal":
+            yield Finding(
+                code="under_pressure",
+                severity=WARNING if stage == "flooded" else INFO,
+                symptom=f"The lane {name!r} is {stage}: windows are wider and part of the work is only marked.",
+                evidence={"lane": name, "stage": stage},
+                remedy="It goes back by itself once the lane empties. If it stays, the lane has too few workers for its load.",
+            )
+
+
+def doubled_jobs() -> Iterator[Finding]:
+    """A few drain jobs at most wait for each lane."""
+    for name in settings.LANES:
+        queue = settings.lane(name).queue
+        waiting = engine.waiting(queue)
+        allowed = MANY_JOBS * settings.SHARDS
+        if waiting > allowed:
+            jobs = engine.doubled(queue)
+            yield Finding(
+                code="doubled_jobs",
+                severity=WARNING,
+                symptom=f"{waiting} jobs wait in {queue!r}, where one for each shard is enough.",
+                evidence={"lane": name, "queue": queue, "waiting": waiting, "shards": settings.SHARDS, "same": jobs},
+                remedy=(
+                    "Harmless for the data: a job carries no key and finds nothing left to do. If no worker runs, the "
+                    "maintenance loop has asked again and again: start one, and empty the queue if you like. If another app "
+                    "uses this queue, give each its own."
+                ),
+            )
+
+
+def ended_claims() -> Iterator[Finding]:
+    """Claims end by their owner, not by time."""
+    for name in settings.LANES:
+        state = pending.lane_state(name)
+        ended = inspect.ended_claims(name, 2 * settings.BUILD_LEASE)
+        if ended:
+            yield Finding(
+                code="leaked_claims",
+                severity=CRITICAL if not engine.workers(settings.lane(name).queue) else WARNING,
+                symptom=f"{ended} builds of the lane {name!r} were claimed, their owners are gone, and nobody took over.",
+                evidence={"lane": name, "ended": ended, "all_ended": state.expired, "claimed": state.claimed},
+                remedy=(
+                    "A worker died at work (out of memory? killed by a deploy?) and none drains the lane since. Start a worker: "
+                    "the first drain takes these over. Nothing else has to be cleaned up."
+                ),
+            )
+
+
+def hanging_builds() -> Iterator[Finding]:
+    """No build runs for longer than it may."""
+    for name in settings.LANES:
+        old = [held for held in pages.claims(name, limit=50).rows if held.left > 0 and held.age > settings.BUILD_TIMEOUT]
+        if old:
+            yield Finding(
+                code="leaked_locks",
+                severity=WARNING,
+                symptom=f"{len(old)} builds of the lane {name!r} run for longer than BUILD_TIMEOUT and still renew their claim.",
+                evidence={
+                    "lane": name,
+                    "timeout": settings.BUILD_TIMEOUT,
+                    "held": [[one.resource, round(one.age)] for one in old[:5]],
+                },
+                remedy=(
+                    "Look what the worker does (py-spy dump --pid …): a build without a timeout on its own I/O. End that worker; "
+                    "its claim ends within BUILD_LEASE seconds and the next drain builds again."
+                ),
+            )
+
+
+def nobody_maintains() -> Iterator[Finding]:
+    """The maintenance loop beats."""
+    silent = upkeep.silence()
+    if silent is None or silent > SILENT:
+        yield Finding(
+            code="nobody_maintains",
+            severity=CRITICAL,
+            symptom="No maintenance loop runs: endings are not announced, lost jobs not made good, marks not promoted.",
+            evidence={"seconds_since_last": None if silent is None else round(silent, 1)},
+            remedy="Start visibility_maintain, or use visibility_worker, which has the loop inside. Two or more are fine.",
+        )

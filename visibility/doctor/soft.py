@@ -1,0 +1,115 @@
+"""Checks of Redis: reachable, never evicting, every key with a lifetime, its clock, leases that nobody announces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from visibility.conf import settings
+from visibility.datatypes import registry
+from visibility.doctor.finding import CRITICAL, WARNING, Finding
+from visibility.exceptions import RedisAway
+from visibility.soft import inspect
+
+SKEW = 2.0
+SAMPLE = 300
+FULL = 0.9
+
+
+def local_time() -> float:
+    """This machine's clock."""
+    return time.time()
+
+
+def reachable() -> Iterator[Finding]:
+    """Redis answers and takes writes."""
+    try:
+        inspect.write_probe()
+    except RedisAway as error:
+        yield Finding(
+            code="redis_away",
+            severity=CRITICAL,
+            symptom="Redis is out of reach, or takes no writes. Reads build from the source; changes only mark.",
+            evidence={"error": str(error), "url": inspect.safe_url(settings.REDIS_URL)},
+            remedy=(
+                "Bring it back, or correct VISIBILITY['REDIS_URL']. A replica that refuses writes: point the URL at the primary "
+                "(sentinel://… follows it). Nothing is lost meanwhile; the maintenance loop catches up."
+            ),
+        )
+
+
+def eviction() -> Iterator[Finding]:
+    """Redis never throws keys out by itself."""
+    for info in inspect.server_infos("memory"):
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        limit = int(info.get("maxmemory", 0))
+        if policy != "noeviction":
+            yield Finding(
+                code="eviction_policy",
+                severity=WARNING if limit == 0 else CRITICAL,
+                symptom=f"Redis may evict keys (maxmemory-policy {policy}): watches end early, queued RQ jobs vanish.",
+                evidence={"maxmemory_policy": policy, "maxmemory": limit},
+                remedy="Set maxmemory-policy noeviction, and give a cache that wants eviction a Redis of its own.",
+            )
+            return
+
+
+def memory() -> Iterator[Finding]:
+    """Redis is not about to refuse writes."""
+    for info in inspect.server_infos("memory"):
+        limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+        if limit and used > FULL * limit:
+            yield Finding(
+                code="memory_full",
+                severity=CRITICAL if used >= limit else WARNING,
+                symptom=f"Redis has used {used / limit:.0%} of its memory; when it is full it refuses writes.",
+                evidence={"used_memory": used, "maxmemory": limit},
+                remedy="Raise maxmemory, shorten the ttl of the largest data types, or lower LIMITS['snapshot_bytes'].",
+            )
+
+
+def immortal_keys() -> Iterator[Finding]:
+    """Of a random sample of keys, ours all end by themselves."""
+    immortal = inspect.sample_immortal(SAMPLE)
+    if immortal:
+        yield Finding(
+            code="immortal_keys",
+            severity=WARNING,
+            symptom="Some keys of this app have no lifetime: locks or leases that can never end by themselves.",
+            evidence={"sample": SAMPLE, "found": len(immortal), "keys": sorted(immortal)[:5]},
+            remedy=(
+                "Every script of this app sets lifetimes, so something else wrote or restored them (PERSIST, a restore without "
+                "TTLs, another app with the same PREFIX). Delete them: all of the soft state is rebuilt."
+            ),
+        )
+
+
+def clock_skew() -> Iterator[Finding]:
+    """This machine's clock and the Redis server's agree."""
+    before = local_time()
+    server = inspect.redis_time()
+    skew = (before + local_time()) / 2 - server
+    if abs(skew) > SKEW:
+        yield Finding(
+            code="clock_skew",
+            severity=WARNING,
+            symptom=f"This machine's clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the Redis server's.",
+            evidence={"seconds": round(skew, 3)},
+            remedy=(
+                "Run NTP on both. Leases and claims are safe (the Redis clock alone decides), but freshness figures and the "
+                "order of events are read from machine clocks and are off by as much."
+            ),
+        )
+
+
+def dead_leases() -> Iterator[Finding]:
+    """What ended was announced: no visibility is long over and still in the index."""
+    late = {data_type.name: n for data_type in registry if (n := inspect.ended_visible(data_type.name, 2 * settings.TTL))}
+    if late:
+        yield Finding(
+            code="dead_leases",
+            severity=WARNING,
+            symptom="Leases ended long ago and nobody announced it: became_hidden was not sent, indexes grow.",
+            evidence={"older_than_seconds": 2 * settings.TTL, "by_type": late},
+            remedy="Run visibility_maintain (or visibility_worker, which has the loop inside) and leave it running.",
+        )

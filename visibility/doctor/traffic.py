@@ -1,0 +1,100 @@
+"""Checks of what was counted in the last ten minutes: stampedes, writes that came too late, failing builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from visibility import history
+from visibility.datatypes import registry
+from visibility.doctor.finding import CRITICAL, WARNING, Finding
+from visibility.metrics import Figures
+
+SPAN = 600.0
+METRICS = ("reads", "builds", "build_failures", "build_seconds", "lock_waits", "store_refused", "claims_lost", "metrics_dropped")
+CROWD = 20
+SHARE = 0.2
+
+
+def _figures() -> Figures:
+    return history.read(METRICS, [SPAN])[SPAN]
+
+
+def stampede() -> Iterator[Finding]:
+    """Readers seldom wait for one another's builds."""
+    figures = _figures()
+    for data_type in registry:
+        name = data_type.name
+        waits, builds = figures.total("lock_waits", name), figures.total("builds", name)
+        reads = figures.total("reads", name)
+        if waits < CROWD or waits < 3 * max(1, builds):
+            continue
+        yield Finding(
+            code="stampede",
+            severity=WARNING,
+            symptom=f"Readers crowd at missing or stale snapshots of {name!r}: {waits} waits for {builds} builds in ten minutes.",
+            evidence={
+                "data_type": name,
+                "waits": waits,
+                "builds": builds,
+                "reads": reads,
+                "rebuilt": figures.total("reads", name, "rebuilt"),
+                "build_p95": figures.histogram("build_seconds", name).quantile(0.95),
+                "jitter": data_type.jitter,
+                "ttl": data_type.ttl,
+                "soft_ttl": data_type.soft_ttl,
+            },
+            remedy=(
+                "Each build ran once, but its readers waited. Let soft_ttl end well before ttl so that refreshes run behind, "
+                "keep jitter above 0 so that keys do not expire together, set active_window so that what is read stays hot, "
+                "or make the build faster."
+            ),
+        )
+
+
+def refused_writes() -> Iterator[Finding]:
+    """Builds end within their claim."""
+    figures = _figures()
+    for data_type in registry:
+        name = data_type.name
+        refused = figures.total("store_refused", name) + figures.total("claims_lost", name)
+        builds = figures.total("builds", name) + refused
+        if refused >= 5 and refused > 0.05 * builds:
+            yield Finding(
+                code="doubled_builds",
+                severity=WARNING,
+                symptom=f"{refused} builds of {name!r} came too late in ten minutes: somebody else had built it meanwhile.",
+                evidence={"data_type": name, "refused": refused, "builds": builds},
+                remedy=(
+                    "Nothing old was stored. Workers lose their claims: raise BUILD_LEASE above the pauses they have (garbage "
+                    "collection, swapping, a starved container), and look for workers that were stopped."
+                ),
+            )
+
+
+def failing_builds() -> Iterator[Finding]:
+    """Builds seldom fail."""
+    figures = _figures()
+    for data_type in registry:
+        name = data_type.name
+        failed, builds = figures.total("build_failures", name), figures.total("builds", name)
+        if failed >= 5 and failed > SHARE * (failed + builds):
+            yield Finding(
+                code="failing_builds",
+                severity=CRITICAL if failed > builds else WARNING,
+                symptom=f"{failed} of {failed + builds} builds of {name!r} failed in ten minutes.",
+                evidence={"data_type": name, "failed": failed, "builds": builds},
+                remedy="The log of visibility has the tracebacks, the quarantine in the admin the last error of each.",
+            )
+
+
+def dropped_counts() -> Iterator[Finding]:
+    """Every count reached Redis."""
+    dropped = _figures().total("metrics_dropped")
+    if dropped:
+        yield Finding(
+            code="counts_dropped",
+            severity=WARNING,
+            symptom=f"{dropped} counts were dropped: the buffer of a process was full.",
+            evidence={"dropped": dropped},
+            remedy="Redis was away for long, or a metric has too many label values. Figures of that time are too low.",
+        )

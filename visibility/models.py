@@ -53,6 +53,7 @@ class Event(models.Model):
     processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
     outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome.choices, default=Outcome.WAITING, blank=True)
     attempts = models.PositiveSmallIntegerField(_("attempts"), default=0)
+    retry_at = models.DateTimeField(_("not before"), null=True, blank=True)
     decision = models.JSONField(_("decision"), null=True, blank=True)
     error = models.TextField(_("error"), blank=True)
     took_ms = models.FloatField(_("took (ms)"), null=True, blank=True)

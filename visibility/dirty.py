@@ -115,7 +115,7 @@ def _scope_query(
     if isinstance(scopes, ScopesFrom):
         query = scopes.queryset.query
         column = next(iter((*query.values_select, *query.annotation_select)), scopes.queryset.model._meta.pk.attname)
-        text = Concat(Value(f"{scopes.prefix}:"), Cast(F(column), CharField(max_length=200)), output_field=CharField())
+        text = Concat(Value(f"{scopes.prefix.removesuffix(':')}:"), Cast(F(column), CharField(max_length=200)), output_field=CharField())
         names = scopes.queryset.order_by().annotate(visibility_scope=text).values("visibility_scope")
     elif isinstance(scopes, models.QuerySet):
         names = scopes.order_by()

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each xdist worker is a process with servers of its own; what it chose is in its environment, so that its children agree.
@@ -27,16 +28,10 @@ def _own(name: str, value: str) -> str:
     return os.environ.setdefault(f"VISIBILITY_TEST_{name}_{PROCESS}", value)
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _redis_url() -> str:
     given = os.environ.get("REDIS_URL")
     if not given:
-        return f"redis://127.0.0.1:{_own('REDIS_PORT', _free_port())}/0"
+        return f"redis://127.0.0.1:{_own('REDIS_PORT', str(free_port()))}/0"
     if PROCESS == "main":
         return given
     parts = urlsplit(given)
@@ -62,9 +57,8 @@ def _database() -> dict[str, Any]:
     engines = {"postgres": "django.db.backends.postgresql", "mariadb": "django.db.backends.mysql"}
     if kind not in engines:
         raise ValueError(f"VISIBILITY_TEST_DB={kind!r}: choose sqlite, postgres or mariadb")
-    parts = urlsplit(
-        os.environ.get("VISIBILITY_TEST_DB_URL") or f"{kind}://visibility@127.0.0.1:{_own('DB_PORT', _free_port())}/visibility"
-    )
+    own = f"{kind}://visibility@127.0.0.1:{_own('DB_PORT', str(free_port()))}/visibility"
+    parts = urlsplit(os.environ.get("VISIBILITY_TEST_DB_URL") or own)
     options: dict[str, Any] = {}
     if kind == "mariadb":
         import pymysql

@@ -13,17 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.support.wait import wait_for
 
+__all__ = ["Process", "ProcessEnded", "free_port", "port_open", "session_members", "stop_all"]
+
 _live: set[Process] = set()
-
-
-def free_port() -> int:
-    """A TCP port on the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def session_members(leader: int) -> list[int]:

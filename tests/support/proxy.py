@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
+from tests.ports import free_port
+
 
 class Proxy:
     """Forwards `127.0.0.1:proxy.port` to `127.0.0.1:target`. Its methods may be called from any thread."""
@@ -32,9 +34,7 @@ class Proxy:
         self._open = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,0 +1,1 @@
+"""Occlusion culling for servers."""

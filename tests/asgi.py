@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-
-from channels.auth import AuthMiddlewareStack
-from channels.routing import ProtocolTypeRouter, URLRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.core.asgi import get_asgi_application
 
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 http = get_asgi_application()
 
-from visibility.routing import websocket_urlpatterns  # noqa: E402 - consumers need the apps loaded
+# Imported after the apps are ready.
+from channels.routing import ProtocolTypeRouter  # noqa: E402
 
-application = ProtocolTypeRouter(
-    {"http": http, "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))}
-)
+from visibility.routing import application as visibility_socket  # noqa: E402
+
+application = ProtocolTypeRouter({"http": http, "websocket": visibility_socket})

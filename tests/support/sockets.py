@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -159,10 +160,19 @@ async def connect(
     session_key: str = "",
     watch: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
-    origin: str | None = "http://127.0.0.1",
+    origin: str | None = "own",
     hello: bool = True,
 ) -> AsyncIterator[Tab]:
-    """A tab of this user (or of nobody). `hello=False` does not wait for the first frame."""
+    """A tab of this user (or of nobody).
+
+    Args:
+        session_key: the session to use instead of a new one of `user`.
+        watch: watched before the block begins.
+        origin: "own" is a page of the same site; None sends none, as a client that is no browser.
+        hello: False does not wait for the first frame.
+    """
+    if origin == "own":
+        origin = "http://" + urlsplit(url).netloc
     if user is not None and not session_key:
         session_key = await sync_to_async(session_for)(user)
     own = dict(headers or {})

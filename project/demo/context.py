@@ -24,6 +24,5 @@ def _people() -> list[User]:
     return list(User.objects.filter(groups__name=seed.GROUP).order_by("id")) if settings.DEMO_LOGIN_AS else []
 
 
-def _own(request: HttpRequest, data_type: str) -> dict[str, Any]:
-    data: dict[str, Any] = visibility.read(data_type, request.user.pk).data if request.user.is_authenticated else {}
-    return data
+def _own(request: HttpRequest, data_type: str) -> Any:
+    return visibility.read(data_type, request.user.pk) if request.user.is_authenticated else None

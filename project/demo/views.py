@@ -23,12 +23,13 @@ from project.demo.models import Follow, Room, Tile
 
 
 def current(data_type: str, key: Any) -> Any:
-    """The data of a resource as it is now, with its times as datetimes for the template."""
-    data = visibility.read(data_type, key).data
+    """Data and version of a resource as it is now, with its times as datetimes for the template."""
+    snapshot = visibility.read(data_type, key)
+    data = snapshot.data
     for field in ("posts", "messages", "groups"):
         for row in data.get(field, ()):
             row["at"] = parse_datetime(row["at"])
-    return data
+    return {"data": data, "version": snapshot.version}
 
 
 def person(request: HttpRequest) -> User:
@@ -49,7 +50,7 @@ def _own(request: HttpRequest, url: str) -> bool:
 
 
 def home(request: HttpRequest) -> HttpResponse:
-    return render(request, "demo/home.html", {"page": "home", "story": request.user.is_authenticated})
+    return render(request, "demo/home.html", {"page": "home"})
 
 
 @require_POST
@@ -98,9 +99,10 @@ def follow(request: HttpRequest, pk: int) -> HttpResponse:
 @login_required
 def rooms(request: HttpRequest) -> HttpResponse:
     user = person(request)
-    counts = visibility.read("unread", user.pk).data["rooms"]
-    own = [(room, counts.get(str(room.pk), 0)) for room in Room.objects.filter(members=user).order_by("id")]
-    return render(request, "demo/rooms.html", {"page": "rooms", "rooms": own})
+    counts = visibility.read("unread", user.pk)
+    rooms = Room.objects.filter(members=user).order_by("id")
+    own = [(room, counts.data["rooms"].get(str(room.pk), 0)) for room in rooms]
+    return render(request, "demo/rooms.html", {"page": "rooms", "rooms": own, "counts": counts})
 
 
 def own_room(request: HttpRequest, pk: int) -> Room:
@@ -123,8 +125,8 @@ def room(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "page": "rooms",
         "room": own,
-        "messages_of_room": current("room", pk)["messages"],
-        "here": current("here", pk)["people"],
+        "snapshot": current("room", pk),
+        "here": current("here", pk)["data"]["people"],
         "error": error,
         "text": text,
     }
@@ -193,7 +195,7 @@ def next_value(tile: Tile) -> str:
 def work(request: HttpRequest) -> HttpResponse:
     news = User.objects.filter(username=seed.NEWS).first()
     followers = Follow.objects.filter(author=news).count() if news else 0
-    context = {"page": "work", "work": visibility.read("work", "all").data, "news": news, "followers": followers}
+    context = {"page": "work", "work": visibility.read("work", "all"), "news": news, "followers": followers}
     return render(request, "demo/work.html", context)
 
 

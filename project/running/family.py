@@ -89,15 +89,17 @@ class Family:
         seconds: float = 30,
         restart: bool = True,
         pass_fds: Sequence[int] = (),
+        console: bool = False,
     ) -> Child:
-        """Start a child and wait until `ready()`.
+        """Start a child and wait until `ready()`. With `console` its output goes where this process's goes, not into a log.
 
         Raises:
             ChildFailed: it ended or was not ready in time.
         """
         argv = [str(part) for part in command]
         log = self.logs / f"{name}.log"
-        child = Child(name, argv, log, self._spawn(argv, log, pass_fds), restart, tuple(pass_fds))
+        log.unlink(missing_ok=True)
+        child = Child(name, argv, log, self._spawn(argv, log, pass_fds, console), restart, tuple(pass_fds))
         self.children[name] = child
         deadline = time.monotonic() + seconds
         while ready is not None and not ready():
@@ -121,14 +123,14 @@ class Family:
             raise ChildFailed(f"{name} ended with {code}:\n{child.tail()}")
         return child.log.read_text(errors="replace")
 
-    def _spawn(self, argv: list[str], log: Path, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-        with log.open("wb") as out:
+    def _spawn(self, argv: list[str], log: Path, pass_fds: Sequence[int], console: bool = False) -> subprocess.Popen[bytes]:
+        with contextlib.nullcontext(None) if console else log.open("ab") as out:
             process = subprocess.Popen(
                 argv,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=subprocess.STDOUT,
+                stderr=None if console else subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
             )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 import socket
 import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import redis
 
-from project.running.family import ChildFailed, Family
+from project.running.family import Child, ChildFailed, Family
 
 MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
 SERVERS = ("daphne", "uvicorn")
@@ -124,3 +126,28 @@ def asgi(server: str, listener: socket.socket) -> list[str]:
 def worker(lane: str) -> list[str]:
     """The command line of one worker of a lane."""
     return manage("visibility_worker", lane)
+
+
+def wait_for_http(server: Child, host: str, port: int, seconds: float = 60) -> None:
+    """Wait until the server answers a request, with an error page or not.
+
+    Raises:
+        ChildFailed: it ended, or was too slow.
+    """
+    deadline = time.monotonic() + seconds
+    while not _serves(host, port):
+        if not server.alive or time.monotonic() > deadline:
+            raise ChildFailed(f"the web server did not come up:\n{server.tail()}")
+        time.sleep(0.05)
+
+
+def _serves(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", "/", headers={"Host": "localhost"})
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -20,6 +19,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from project.running import parts
 from project.running.family import ChildFailed, Family
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
@@ -41,9 +42,7 @@ class Command(BaseCommand):
         parser.add_argument("--quiet", action="store_true", help="nobody posts by themselves: only you make changes")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
-                signal.signal(number, _stop)
+        stop_on_signals()
         try:
             self.run(options)
         except Stopped:
@@ -86,11 +85,7 @@ class Command(BaseCommand):
             family.start(f"worker-{lane}", parts.worker(lane))
         if not options["quiet"]:
             family.start("life", parts.manage("life"))
-        deadline = time.monotonic() + 60
-        while not _serves(host, port):
-            if not server.alive or time.monotonic() > deadline:
-                raise ChildFailed(f"the {options['server']} server did not come up:\n{server.tail()}")
-            time.sleep(0.05)
+        parts.wait_for_http(server, host, port)
         shown = f"[{host}]" if ":" in host else host
         lines = [
             "",
@@ -111,21 +106,18 @@ class Command(BaseCommand):
         return f"user {loaded['superuser']}, with the password you gave it"
 
 
+def stop_on_signals() -> None:
+    """From now on Ctrl-C, SIGTERM and a closed terminal raise `Stopped` in the main thread, once."""
+    for number in SIGNALS:
+        # `nohup` ignores SIGHUP on purpose.
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
+            signal.signal(number, _stop)
+
+
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise Stopped
-
-
-def _serves(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", "/", headers={"Host": "localhost"})
-        return connection.getresponse().status < 500
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _folder(name: str) -> Path | None:

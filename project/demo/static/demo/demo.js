@@ -155,23 +155,43 @@ const views = {
   },
 };
 
-document.addEventListener("visibility:update", (event) => {
-  const view = event.target.closest?.("[data-view]");
-  const { data } = event.detail;
-  if (view && data) views[view.dataset.view]?.(view, data);
-});
+// Captured, because these events are dispatched at each element and do not bubble.
+document.addEventListener(
+  "visibility:update",
+  ({ target, detail }) => {
+    const name = target.dataset?.view;
+    if (name && detail.data) views[name](target, detail.data);
+  },
+  true,
+);
 
 // --- the socket's state ---
 
 const pill = document.querySelector("[data-socket]");
-const words = { live: "live", connecting: "connecting", away: "offline, trying again", hidden: "in the background" };
-const showState = (state, more = "") => {
-  if (!pill) return;
+const words = { open: "live", connecting: "connecting", waiting: "offline, trying again", closed: "disconnected" };
+const showState = ({ state, code }) => {
+  if (!pill || !words[state]) return;
   pill.dataset.state = state;
-  const text = words[state] + more;
   const spot = pill.querySelector("[data-socket-text]");
+  const text = state === "closed" && code ? `${words.closed} (${code})` : words[state];
   if (spot.textContent !== text) spot.textContent = text;
 };
+document.addEventListener("visibility:state", (event) => showState(event.detail));
+showState({ state: document.documentElement.dataset.visibilityState });
+
+document.addEventListener("visibility:watchers", ({ detail }) => {
+  if (room && detail.resource === `room:${roomPage.dataset.roomPage}`) room.count(detail.count);
+});
+
+// What may no longer be seen leaves the page.
+document.addEventListener(
+  "visibility:error",
+  ({ target, detail }) => {
+    const list = target.dataset?.view && target.querySelector("[data-list]");
+    if (list && ["revoked", "forbidden"].includes(detail.code)) list.replaceChildren();
+  },
+  true,
+);
 
 // --- forms without a reload ---
 

@@ -1,0 +1,173 @@
+"""The replay itself: one thread writes what the trace says and reads samples, sockets watch, and the meter counts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import transaction
+
+import visibility
+from project.demo import services, soft
+from project.replay.trace import Step, pair
+from project.replay.watching import Watchers
+from project.replay.world import OWN, World, truth
+
+SAMPLE_EVERY = 5
+SETTLE = 45.0
+
+
+@dataclass
+class Outcome:
+    """What a replay found. Times are seconds; `samples` are (data type, freshness)."""
+
+    messages: int = 0
+    stale_reads: int = 0
+    reads: int = 0
+    stale: list[str] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+    compared: int = 0
+    settled: float = 0.0
+    late: float = 0.0
+    killed: int = 0
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+class Driver:
+    """Runs a plan. Everything that writes, and the reads that are compared with the source, happen in the calling thread."""
+
+    def __init__(self, world: World, watchers: Watchers, tick: Callable[[int, str], None], victim: int = 0) -> None:
+        self.world, self.watchers, self.tick, self.victim = world, watchers, tick, victim
+        self.outcome = Outcome()
+        self.random = random.Random(11)
+        self.idle: list[str] = []
+
+    def run(self, steps: Sequence[Step], messages: int) -> Outcome:
+        """Carry out every step at its time (later, if the machine cannot keep up; then everything after it is later too)."""
+        begun = time.monotonic() - (steps[0].at if steps else 0.0)
+        for step in steps:
+            wait = begun + step.at - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)
+            elif wait < -0.1:
+                begun -= wait
+                self.outcome.late -= wait
+            self.take(step)
+            if self.victim and self.outcome.messages >= messages // 2:
+                self.kill()
+        self.settle()
+        self.outcome.work = soft.meter()
+        return self.outcome
+
+    def take(self, step: Step) -> None:
+        if step.what == "goes":
+            self.watchers.go(step.person)
+        elif step.what == "comes":
+            self.watchers.come(step.person, self.world.cookies[step.person], self.world.watches(step.person, step.rooms))
+            for room in step.rooms:
+                self.open(step.person, room)
+        else:
+            self.message(step.person, step.other)
+            self.outcome.messages += 1
+            if self.outcome.messages % SAMPLE_EVERY == 0:
+                self.sample()
+            self.tick(self.outcome.messages, f"{len(self.watchers.online)} watching")
+
+    def changing(self, resources: Sequence[str]) -> None:
+        """Inside a transaction: note the moment of its commit for these resources, before the gate sees it."""
+        transaction.on_commit(lambda: self.watchers.changed(resources, time.time()))
+
+    def message(self, source: str, target: str) -> None:
+        """One line of the trace: a message in the room of the two, and a post to the followers of its author."""
+        users, room = self.world.users, self.world.rooms[pair(source, target)]
+        members = {source, target}
+        with transaction.atomic():
+            told = [f"room:{room.pk}", *(f"unread:{users[name].pk}" for name in members)]
+            self.changing([*told, *(f"badge:{users[name].pk}" for name in members - {source})])
+            services.say(users[source], room, f"to {target}, message {self.outcome.messages}")
+        with transaction.atomic():
+            self.changing(self.world.readers(source))
+            services.post(users[source], f"post {self.outcome.messages} by {source}")
+
+    def open(self, person: str, room: tuple[str, str]) -> None:
+        """Somebody opens a room: what is in it is read."""
+        user = self.world.users[person]
+        with transaction.atomic():
+            self.changing([f"unread:{user.pk}", f"badge:{user.pk}"])
+            services.open_room(user, self.world.rooms[room])
+
+    def sample(self) -> None:
+        """Read one resource that is watched and one that is not. Nothing is being written meanwhile, so what calls itself fresh must
+        equal the source."""
+        names = list(self.world.cookies)
+        chosen = [(self.random.choice(OWN), self.random.choice(names))]
+        if self.watchers.online:
+            chosen.append((self.random.choice(OWN), self.random.choice(list(self.watchers.online))))
+        if self.random.random() < 0.25:
+            room = self.random.choice(list(self.world.rooms.values()))
+            self.compare("room", room.pk)
+        for data_type, person in chosen:
+            self.compare(data_type, self.world.users[person].pk)
+
+    def compare(self, data_type: str, key: Any) -> None:
+        found = visibility.read(data_type, key)
+        self.outcome.reads += 1
+        if found.state not in ("fresh", "rebuilt"):
+            return
+        resource = f"{data_type}:{key}"
+        if found.data != truth([resource])[resource]:
+            self.outcome.stale_reads += 1
+            self.outcome.stale.append(f"{resource} {found.state} version {found.version} after message {self.outcome.messages}")
+
+    def kill(self) -> None:
+        """SIGKILL to a worker, as a machine that loses power would; whoever started it starts another."""
+        with suppress(ProcessLookupError):
+            os.kill(self.victim, signal.SIGKILL)
+        self.outcome.killed, self.victim = self.victim, 0
+
+    def settle(self) -> None:
+        """Wait until every tab shows the source, or the longest promise and then some is over."""
+        begun = time.monotonic()
+        wanted = {resource for _person, resource in self.watchers.shown()}
+        right = truth(wanted)
+        while True:
+            shown = self.watchers.shown()
+            wrong = [f"{resource} at {person}" for (person, resource), data in shown.items() if data != right[resource]]
+            if not wrong or time.monotonic() - begun > SETTLE:
+                break
+            time.sleep(0.1)
+        self.outcome.settled = time.monotonic() - begun
+        self.outcome.unequal, self.outcome.compared = wrong, len(shown)
+
+
+class Progress:
+    """A bar on standard error; where that is no terminal, a line at each tenth."""
+
+    WIDTH = 28
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        self.total, self.quiet = total, quiet
+        self.begun = self.drawn = time.monotonic()
+        self.tenth = 0
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, done: int, more: str = "") -> None:
+        now = time.monotonic()
+        tenth = 10 * done // self.total
+        if self.quiet or (self.live and now - self.drawn < 0.1 and done < self.total) or (not self.live and tenth == self.tenth):
+            return
+        self.drawn, self.tenth = now, tenth
+        full = self.WIDTH * done // self.total
+        bar = "█" * full + "░" * (self.WIDTH - full)
+        line = f"{bar} {done:,}/{self.total:,}  {done / max(0.001, now - self.begun):.0f}/s  {more}"
+        sys.stderr.write(f"\r\x1b[K{line}" if self.live else f"{line}\n")
+        if self.live and done == self.total:
+            sys.stderr.write("\n")
+        sys.stderr.flush()

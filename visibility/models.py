@@ -212,3 +212,17 @@ class Rollup(models.Model):
 
     def __str__(self) -> str:
         return f"{self.metric} {self.data_type} {self.minute:%H:%M}"
+
+
+class Overview(models.Model):
+    """No table: the entry of the live pages in the admin, and what their permissions hang on."""
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+        permissions: ClassVar = [("drop_leases", "Can drop watches and presence")]
+        verbose_name = _("overview")
+        verbose_name_plural = _("overview")
+
+    def __str__(self) -> str:
+        return ""

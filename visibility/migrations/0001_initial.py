@@ -160,4 +160,17 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('data_type', 'key', 'kind'), name='visibility_summary_kind')],
             },
         ),
+        migrations.CreateModel(
+            name='Overview',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+            ],
+            options={
+                'verbose_name': 'overview',
+                'verbose_name_plural': 'overview',
+                'permissions': [('drop_leases', 'Can drop watches and presence')],
+                'managed': False,
+                'default_permissions': ('view',),
+            },
+        ),
     ]

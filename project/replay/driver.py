@@ -104,7 +104,7 @@ class Driver:
             services.open_room(user, self.world.rooms[room])
 
     def sample(self) -> None:
-        """Read one resource that is watched and one that is not. Nothing is being written meanwhile, so what calls itself fresh must
+        """Read resources that are watched and that are not. Nothing is being written meanwhile: what calls itself fresh must
         equal the source."""
         names = list(self.world.cookies)
         chosen = [(self.random.choice(OWN), self.random.choice(names))]

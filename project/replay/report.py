@@ -44,7 +44,8 @@ def text(found: Mapping[str, Any], outcome: Outcome, samples: Mapping[str, Seque
     """The same for people, with what stands behind it."""
     lines = [
         "",
-        f"  messages           {found['messages']:,} in {found['seconds']:g} s, {more['people']:,} people, {more['sockets']:,} sockets",
+        f"  messages           {found['messages']:,} in {found['seconds']:g} s",
+        f"  people             {more['people']:,}, who opened {more['sockets']:,} sockets",
         f"  computed           {found['work_done']:,} resources",
         f"  to everybody       {found['work_everybody']:,} resources",
         f"  work saved         {100 * found['work_saved']:.1f} %",

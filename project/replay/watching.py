@@ -1,4 +1,4 @@
-"""The people who watch: real sockets to the real server, on an event loop in a thread of its own, and what they are shown when."""
+"""The people who watch: real sockets to the real server, on a loop in a thread of its own, and what they are shown when."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -44,8 +41,8 @@ def factor(text: str) -> float:
 
 class Command(BaseCommand):
     help = (
-        "Replay a trace (lines of `source target seconds`): each line is a message in a room of two and a post to followers. Works "
-        "on a temporary database and a Valkey of its own, so the demo's data stays as it is."
+        "Replay a trace (lines of `source target seconds`): each line is a message in a room of two and a post to followers. "
+        "Works on a temporary database and a Valkey of its own, so the demo's data stays as it is."
     )
     requires_system_checks: list[str] = []
 
@@ -80,9 +77,8 @@ class Command(BaseCommand):
         """Start the parts, then this same command again among them; answers its exit code."""
         begun = time.time()
         with contextlib.ExitStack() as stack:
-            folder = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="visibility-replay-", ignore_cleanup_errors=True))
-            )
+            scratch = tempfile.TemporaryDirectory(prefix="visibility-replay-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(scratch))
             listener = stack.enter_context(contextlib.closing(parts.listen("127.0.0.1", 0)))
             listener.set_inheritable(True)
             if options["redis_url"] and not parts.answers(options["redis_url"]):
@@ -109,17 +105,14 @@ class Command(BaseCommand):
                 "victim": next(iter(workers.values())).pid if options["kill_worker"] else 0,
                 "begun": begun,
             }
-            replay = subprocess.Popen(
-                [sys.executable, *sys.argv],
-                env={**family.env, INSIDE: json.dumps(inner)},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            stack.callback(_end, replay)
-            while replay.poll() is None:
+            family.env[INSIDE] = json.dumps(inner)
+            replay = family.start("replay", parts.manage("replay", *_again(options)), restart=False, console=True)
+            del family.env[INSIDE]
+            while replay.alive:
                 time.sleep(0.1)
-                family.check()
-            return replay.returncode
+                if replay.alive:
+                    family.check()
+            return int(replay.process.returncode)
 
     def inside(self, lines: list[Any], graph: list[tuple[str, str]] | None, options: dict[str, Any]) -> None:
         """Replay, among running parts, and print what came of it."""
@@ -151,11 +144,9 @@ class Command(BaseCommand):
         self.stdout.write(report.text(found, outcome, watchers.samples, more))
 
 
-def _end(replay: subprocess.Popen[bytes]) -> None:
-    if replay.poll() is None:
-        replay.send_signal(signal.SIGTERM)
-        try:
-            replay.wait(5)
-        except subprocess.TimeoutExpired:
-            replay.kill()
-            replay.wait()
+def _again(options: dict[str, Any]) -> list[str]:
+    """The arguments that matter to the inner run."""
+    out = [str(options["trace"]), "--speed", str(options["speed"])]
+    out += ["--graph", str(options["graph"])] if options["graph"] else []
+    out += ["--limit", str(options["limit"])] if options["limit"] else []
+    return out + (["--json"] if options["json"] else [])

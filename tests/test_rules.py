@@ -1,0 +1,297 @@
+"""The eight rules of the protocol, each driven through the history that breaks when the rule is taken out of the code.
+
+The histories are those that `tests/model/protocol.py --without RULE` prints. `at` runs an action when the code reaches
+a named point, so that the interleaving is exact. `tests/mutants.py` takes the rules out and sees these tests fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from tests.app.models import Counter
+from tests.support.wait import wait_for
+from visibility import dirty, points
+from visibility.conf import settings
+from visibility.read import read
+from visibility.recompute import work
+from visibility.soft import leases, pending, snapshots
+from visibility.soft.pending import Claim, Claimed, Done, Item
+
+pytestmark = pytest.mark.django_db(transaction=True)
+RESOURCE, KEY, LANE = "counter:a", "a", "hot"
+
+
+class Crash(BaseException):
+    """Ends a path the way SIGKILL would: nothing after it runs."""
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
+    """`at(point, action)`: run the action the first time the code reaches the point."""
+    actions: dict[str, Callable[[], Any]] = {}
+
+    def reach(name: str) -> None:
+        action = actions.pop(name, None)
+        if action is not None:
+            action()
+
+    points.hook = reach
+    yield actions.__setitem__
+    points.hook = None
+    assert not actions, f"never reached: {sorted(actions)}"
+
+
+@pytest.fixture(autouse=True)
+def counter(transactional_db: None) -> Counter:
+    """The source, whose signals are of no interest here: each step is taken by hand."""
+    return Counter.objects.create(name=KEY, value=1)
+
+
+def commit(value: int) -> None:
+    """Change the source as `update` does, without a signal: the gate's steps follow by hand."""
+    Counter.objects.filter(name=KEY).update(value=value)
+
+
+def watch(seconds: float = 60) -> None:
+    leases.renew([leases.Watch(RESOURCE, "1/tab", "watch", seconds)])
+
+
+def vanish(redis: redis_py.Redis) -> None:
+    """The lease ends by itself: its end is now in the past."""
+    redis.zadd("{vis:0}:visible:counter", {KEY: 1})
+    redis.delete("{vis:0}:watchers:counter:a", "{vis:0}:fresh:counter:a")
+
+
+def pend() -> None:
+    pending.pend(settings.lane(LANE), [Item(RESOURCE, int(time.time() * 1000), window=0)])
+
+
+def mark_cold() -> None:
+    dirty.mark("counter", {KEY: 1})
+
+
+def claim() -> Claim:
+    """The next batch, once its coalescing window lets it be due."""
+    found: list[Claim] = []
+
+    def due() -> bool:
+        found[:] = [pending.claim(LANE, 0, 10, 15)]
+        return bool(found[0].rows)
+
+    wait_for(due, 5, "the resource is due")
+    assert [row.resource for row in found[0].rows] == [RESOURCE]
+    return found[0]
+
+
+def drain_once() -> None:
+    work(settings.lane(LANE), claim())
+
+
+def is_pending() -> bool:
+    return pending.look(LANE, [RESOURCE])[RESOURCE].due_ms is not None
+
+
+def trusted() -> bool:
+    return pending.look(LANE, [RESOURCE])[RESOURCE].fresh != 0
+
+
+def fresh_value() -> int:
+    """What a read shows; the test's truth is the source."""
+    snapshot = read("counter", KEY)
+    assert snapshot.state in ("fresh", "rebuilt")
+    return int(snapshot.data["value"])
+
+
+def test_rule_3_trust_ends_where_no_lease_lived(redis: redis_py.Redis, at: Any) -> None:
+    """The lease lapses while a build runs; a cold change is marked; a new lease begins; the build ends."""
+    watch()
+    pend()
+
+    def lapse() -> None:
+        vanish(redis)
+        commit(2)
+        mark_cold()
+        watch()
+
+    at("build.read", lapse)
+    drain_once()
+    assert not trusted()
+    assert fresh_value() == 2
+
+
+def test_rule_3_a_new_lease_takes_trust_away(redis: redis_py.Redis) -> None:
+    watch()
+    pend()
+    drain_once()
+    assert trusted()
+    redis.zadd("{vis:0}:visible:counter", {KEY: 1})
+    commit(2)
+    mark_cold()
+    watch()
+    assert not trusted()
+    assert fresh_value() == 2
+
+
+def test_rule_3_trust_is_given_only_if_nothing_moved_since_the_look(at: Any) -> None:
+    """A reader looked and read the marks; then a change was shed, marked and distrusted; then the reader gives trust."""
+    watch()
+    read("counter", KEY)
+    pending.distrust([RESOURCE])
+
+    def shed() -> None:
+        commit(2)
+        mark_cold()
+        pending.distrust([RESOURCE])
+
+    at("read.marks", shed)
+    read("counter", KEY)
+    assert not trusted()
+    assert fresh_value() == 2
+
+
+def test_rule_4_the_stamp_tells_whether_snapshot_and_marks_belong_together(at: Any) -> None:
+    """A reader took the old snapshot; a build then stored the new one and cleared the marks; the reader reads the marks."""
+    read("counter", KEY)
+    commit(2)
+    mark_cold()
+    watch()
+
+    def promote() -> None:
+        pend()
+        drain_once()
+
+    at("read.looked", promote)
+    assert fresh_value() == 2
+
+
+def test_rule_4_a_marked_snapshot_is_not_served_as_fresh() -> None:
+    read("counter", KEY)
+    commit(2)
+    mark_cold()
+    assert fresh_value() == 2
+    assert not dirty.marks(*_type([KEY]))[KEY].dirty
+
+
+def test_rule_5_a_change_during_the_build_leaves_the_resource_pending(at: Any) -> None:
+    watch()
+    pend()
+
+    def change() -> None:
+        commit(2)
+        pend()
+
+    at("build.read", change)
+    drain_once()
+    assert is_pending()
+    assert not trusted()
+    assert fresh_value() == 2
+
+
+def test_rule_6_a_flag_that_moved_during_the_build_stays(at: Any) -> None:
+    commit(2)
+    mark_cold()
+
+    def change() -> None:
+        commit(3)
+        mark_cold()
+
+    at("build.read", change)
+    read("counter", KEY)
+    assert dirty.marks(*_type([KEY]))[KEY].dirty
+    assert fresh_value() == 3
+
+
+def test_rule_7_a_build_whose_claim_a_flush_ended_stores_nothing(redis: redis_py.Redis, at: Any) -> None:
+    """The build read the source before a second change whose pending entry the flush took away."""
+    watch()
+    pend()
+
+    def flush() -> None:
+        commit(2)
+        pend()
+        redis.flushall()
+
+    at("build.store", flush)
+    drain_once()
+    assert pending.look(LANE, [RESOURCE])[RESOURCE].raw == b""
+    assert fresh_value() == 2
+
+
+def test_rule_7_a_build_whose_claim_ran_out_stores_nothing(redis: redis_py.Redis, at: Any) -> None:
+    watch()
+    pend()
+
+    def run_out() -> None:
+        redis.zadd("{vis:0}:claimed:hot", {RESOURCE: 1})
+
+    at("build.store", run_out)
+    drain_once()
+    assert pending.look(LANE, [RESOURCE])[RESOURCE].raw == b""
+    drain_once()
+    assert fresh_value() == 1
+
+
+def test_rule_7_an_older_token_never_overwrites_a_newer_one(redis: redis_py.Redis) -> None:
+    """A failover can make two owners of one resource; the fence is what is left."""
+    watch()
+    pend()
+    old = claim()
+    redis.hset("{vis:0}:state:counter:a", mapping={"ver": int(old.token) + 5})
+    packed = snapshots.pack(snapshots.Stored(int(old.token), 1, 0, 0, 0, 0, "0.0.0", b'{"value":0}'))
+    assert pending.store(LANE, old, [(RESOURCE, 10_000, 0, packed)]) == [False]
+
+
+def test_rule_8_what_nobody_watches_is_marked_before_it_is_dropped(redis: redis_py.Redis, at: Any) -> None:
+    """The worker dies right after the mark: the mark stands, and the entry is still there."""
+    read("counter", KEY)
+    watch()
+    commit(2)
+    pend()
+    vanish(redis)
+
+    def crash() -> None:
+        raise Crash
+
+    at("drain.marked", crash)
+    with pytest.raises(Crash):
+        drain_once()
+    assert dirty.marks(*_type([KEY]))[KEY].dirty
+    assert fresh_value() == 2
+
+
+def test_rule_8_it_is_dropped_only_if_its_generation_has_not_moved(redis: redis_py.Redis, at: Any) -> None:
+    read("counter", KEY)
+    watch()
+    pend()
+    vanish(redis)
+
+    def come_back_and_change() -> None:
+        watch()
+        commit(2)
+        pend()
+
+    at("drain.marked", come_back_and_change)
+    drain_once()
+    assert is_pending()
+    assert fresh_value() == 2
+
+
+def test_a_done_from_another_owner_changes_nothing() -> None:
+    watch()
+    pend()
+    owned = claim()
+    stranger = owned._replace(token=str(int(owned.token) + 1))
+    row: Claimed = owned.rows[0]
+    assert pending.done(LANE, stranger, [Done(row, "trust")]) == (False, [0])
+    assert pending.look(LANE, [RESOURCE])[RESOURCE].owner == owned.token
+
+
+def _type(keys: list[str]) -> tuple[Any, list[str]]:
+    from visibility.datatypes import registry
+
+    return registry.get("counter"), keys

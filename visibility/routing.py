@@ -1,0 +1,27 @@
+"""The websocket side of a project::
+
+    from channels.routing import ProtocolTypeRouter
+    from visibility.routing import application as visibility_socket
+
+    application = ProtocolTypeRouter({"http": get_asgi_application(), "websocket": visibility_socket})
+
+With sockets of your own beside it, put `websocket_urlpatterns` into your URLRouter, behind `OwnOrigin` and `SessionUser`.
+"""
+
+from __future__ import annotations
+
+from channels.routing import URLRouter
+from django.urls import path
+
+from visibility.consumers import VisibilityConsumer
+from visibility.frames import NO_SUCH_PATH
+from visibility.middleware import OwnOrigin, Receive, Scope, Send, SessionUser, refuse
+
+
+async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    await refuse(receive, send, NO_SUCH_PATH)
+
+
+websocket_urlpatterns = [path("ws/visibility/", VisibilityConsumer.as_asgi(), name="visibility-socket")]
+_nowhere = [path("", _nothing_here), path("<path:other>", _nothing_here)]
+application = OwnOrigin(SessionUser(URLRouter([*websocket_urlpatterns, *_nowhere])))

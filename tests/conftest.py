@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 
 from tests.support import servers
-from tests.support.processes import Process, stop_all
+from tests.support.processes import Process, living, stop_all
 from tests.support.sockets import Tab, connect
 from visibility.soft import client as soft_client
 
@@ -139,6 +139,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("database")
         if inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "closes_its_clients")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the servers and workers of the test had to say."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for process in living():
+            name = " ".join(process.command)
+            if "-server" not in process.command[0] and (output := process.output.strip()):
+                report.sections.append((f"log of {name[:100]}", output[-4000:]))
+    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.ports import free_port
 from tests.support.wait import wait_for
 
-__all__ = ["Process", "ProcessEnded", "free_port", "port_open", "session_members", "stop_all"]
+__all__ = ["Process", "ProcessEnded", "free_port", "living", "port_open", "session_members", "stop_all"]
 
 _live: set[Process] = set()
 
@@ -156,6 +156,11 @@ def port_open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def living() -> list[Process]:
+    """The processes that were started and not stopped."""
+    return list(_live)
 
 
 @atexit.register

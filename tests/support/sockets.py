@@ -122,7 +122,7 @@ class Tab:
         try:
             shown: Frame = await await_for(arrived, seconds, f"{resource} shows {expected!r}")
         except AssertionError as error:
-            raise AssertionError(f"{error}; last: {self.last.get(resource)}, close code {self.close_code}") from None
+            raise AssertionError(f"{error}; frames: {self.frames[-5:]}, close code {self.close_code}") from None
         return shown
 
     async def closed(self, seconds: float = 5) -> int:

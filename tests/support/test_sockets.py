@@ -46,7 +46,7 @@ async def test_says_what_came_instead(url: str) -> None:
         await tab.expect("update", resource="feed:1")
         with pytest.raises(AssertionError, match="a frame revoked"):
             await tab.expect("revoked", 0.05)
-        with pytest.raises(AssertionError, match=r"last: .*version"):
+        with pytest.raises(AssertionError, match=r"frames: .*version"):
             await tab.data("feed:1", [2], 0.05)
 
 

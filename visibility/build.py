@@ -10,17 +10,20 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from visibility import dirty, metrics, push
-from visibility.conf import Lane, settings
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from visibility import dirty, metrics, pressure, push
+from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks
-from visibility.exceptions import BadSnapshot, RedisAway
+from visibility.exceptions import BadSnapshot, BuildTimeout, RedisAway
 from visibility.points import reach
 from visibility.signals import snapshot_built
 from visibility.soft import clock, pending, snapshots
@@ -30,11 +33,13 @@ from visibility.wake import wake
 logger = logging.getLogger("visibility")
 GIVE_UP_AFTER = 5
 MAX_DELAY = 300.0
+TROUBLE_DELAY = 2.0
+Limit = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or nothing was wanted."""
+    """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or a newer one was there."""
 
     resource: str
     stored: snapshots.Stored | None = None
@@ -43,19 +48,24 @@ class Built:
 
 
 def backoff(tries: int) -> float:
-    """Seconds before the next try after `tries` failures: exponential, capped, with full ±50 % jitter."""
+    """Seconds before the next try after `tries` failures: exponential, capped, with ±50 % jitter."""
     return min(MAX_DELAY, 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
 @contextmanager
-def keepalive(lane: Lane, owned: Claim, resources: Sequence[str]) -> Iterator[set[str]]:
-    """Renew claims in the background while a build runs; yields the set of those that were lost on the way."""
+def holding(lane: str, owned: Claim) -> Iterator[set[str]]:
+    """Keep claims alive while their resources are built; yields the set of those that were lost on the way.
+
+    If the block raises (a stopping worker, a database away), what is still claimed is given back: due at once where the
+    worker stops, after a moment where the trouble may last. While Redis is away, the claims end by their lease.
+    """
     lease, lost, over = settings.BUILD_LEASE, set[str](), threading.Event()
+    names = [row.resource for row in owned.rows]
 
     def renew() -> None:
         while not over.wait(lease / 3):
             try:
-                lost.update(pending.extend(lane.name, owned, lease, resources))
+                lost.update(pending.extend(lane, owned, lease, names))
             except RedisAway:
                 # Unknown whether the claim lives; the store compares the owner in any case.
                 continue
@@ -64,23 +74,47 @@ def keepalive(lane: Lane, owned: Claim, resources: Sequence[str]) -> Iterator[se
     thread.start()
     try:
         yield lost
+    except RedisAway:
+        raise
+    except BaseException as error:
+        over.set()
+        give_back(lane, owned, owned.rows, TROUBLE_DELAY if isinstance(error, Exception) else 0.0)
+        raise
     finally:
         over.set()
         thread.join()
 
 
-def run_build(data_type: DataType, keys: Sequence[str]) -> dict[str, Any]:
-    """`build_many` with a result or an exception for every key; if the batch fails as a whole, key by key."""
+def give_back(lane: str, owned: Claim, rows: Sequence[Claimed], delay: float = 0.0) -> None:
+    """End claims unbuilt: pending again after `delay`, where a change is behind them. Ended ones are passed over."""
     try:
-        found: Mapping[str, Any] = data_type.build_many(keys)
+        woke, _ = pending.done(lane, owned, [Done(row, "back", delay) for row in rows])
+    except RedisAway:
+        return
+    if woke:
+        wake(lane, [owned.shard])
+
+
+def run_build(data_type: DataType, keys: Sequence[str], limit: Limit = nullcontext) -> dict[str, Any]:
+    """`build_many` with a result or an exception for every key. If it fails as a whole, by halves, to find the bad ones.
+
+    Args:
+        limit: makes a context that raises `BuildTimeout` in a build that takes too long; after that, halves are not tried.
+    """
+    try:
+        with limit():
+            found = dict(data_type.build_many(keys))
     except Exception as error:
-        if len(keys) == 1:
-            return {keys[0]: error}
-        logger.exception("%s.build_many failed for %d keys; trying them one by one", data_type.name, len(keys))
-        out: dict[str, Any] = {}
-        for key in keys:
-            out.update(run_build(data_type, [key]))
-        return out
+        if len(keys) == 1 or isinstance(error, BuildTimeout):
+            return dict.fromkeys(keys, error)
+        logger.warning("%s.build_many failed for %d keys; trying them by halves", data_type.name, len(keys), exc_info=error)
+        if isinstance(error, DatabaseError):
+            close_old_connections()
+        half = len(keys) // 2
+        return run_build(data_type, keys[:half], limit) | run_build(data_type, keys[half:], limit)
+    if not found.keys() >= set(keys):
+        # Keys as the database gave them: numbers.
+        found = {str(key): value for key, value in found.items()}
     missing = LookupError(f"{data_type.name}.build_many gave no data for this key")
     return {key: found.get(key, missing) for key in keys}
 
@@ -90,9 +124,11 @@ def jittered(data_type: DataType, seconds: float) -> float:
 
 
 def build_claimed(
-    data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[Claimed], window: float | None = None
+    data_type: DataType, lane: str, owned: Claim, rows: Sequence[Claimed], lost: set[str], limit: Limit = nullcontext
 ) -> dict[str, Built]:
     """Build and store what was claimed, all of one type, and end the claims; answers by resource name.
+
+    Call it inside `holding(lane, owned) as lost`.
 
     Raises:
         RedisAway: the soft state is out of reach; the claims end by their leases.
@@ -104,8 +140,7 @@ def build_claimed(
     seen = dirty.marks(data_type, list(keys))
     reach("build.marks")
     started = time.monotonic()
-    with keepalive(lane, owned, [row.resource for row in rows]) as lost:
-        data = run_build(data_type, list(keys))
+    data = run_build(data_type, list(keys), limit)
     took = time.monotonic() - started
     reach("build.read")
     built_ms = clock.now_ms()
@@ -133,51 +168,58 @@ def build_claimed(
         made[row.resource] = one
         items.append((row.resource, int(jittered(data_type, data_type.ttl) * 1000), soft, snapshots.pack(one)))
     reach("build.store")
-    flags = pending.store(lane.name, owned, items) if items else []
+    flags = pending.store(lane, owned, items) if items else []
     reach("build.stored")
     stored = {item[0] for item, ok in zip(items, flags, strict=True) if ok}
     for resource in made:
         missed = seen[resource[cut:]].changes
         out[resource] = Built(resource, made[resource] if resource in stored else None, missed=missed)
-    _settle(data_type, lane, owned, keys, seen, out, data_type.coalesce if window is None else window)
+    _settle(data_type, lane, owned, keys, seen, out)
     _count(data_type, out, keys, took)
     return out
 
 
 def _settle(
-    data_type: DataType,
-    lane: Lane,
-    owned: Claim,
-    keys: Mapping[str, Claimed],
-    seen: Mapping[str, Marks],
-    out: dict[str, Built],
-    window: float,
+    data_type: DataType, lane: str, owned: Claim, keys: Mapping[str, Claimed], seen: Mapping[str, Marks], out: dict[str, Built]
 ) -> None:
+    name, window = data_type.name, pressure.window(data_type)
     good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
-    moved = dirty.clear(data_type.name, good) if good else set()
-    if data_type.hidden is Hidden.SUMMARISE and good:
-        dirty.take_summaries(data_type.name, [key for key, one in good.items() if one.dirty])
+    moved = dirty.clear(name, good) if good else set()
+    if data_type.hidden is Hidden.SUMMARISE:
+        dirty.take_summaries(name, [key for key, one in good.items() if one.dirty and key not in moved])
     reach("build.cleared")
-    push.publish([(row.resource, int(owned.token)) for key, row in keys.items() if key in good])
+    _publish([(keys[key].resource, int(owned.token)) for key in good])
     reach("build.pushed")
-    ends = [Done(row, "keep" if key in moved else "trust", window) for key, row in keys.items() if key in good]
+    ends = [Done(keys[key], "keep" if key in moved else "trust", window) for key in good]
     # A claim that was lost, or a store that was refused: who took over answers for it; if nobody did, it is due again.
     ends += [Done(row, "back", window) for key, row in keys.items() if key not in good and out[row.resource].error is None]
-    woke, _ = pending.done(lane.name, owned, ends)
-    failed = [(key, row, out[row.resource].error) for key, row in keys.items() if out[row.resource].error is not None]
-    items = []
-    for key, row, error in failed:
-        tries = row.tries + 1
-        why = f"{type(error).__name__}: {error}"
-        logger.error("the build of %s failed (%d in a row): %s", row.resource, tries, why, exc_info=error)
-        give_up = tries >= GIVE_UP_AFTER
-        if give_up:
-            dirty.quarantine(data_type.name, key, tries, why)
-        items.append((row, backoff(tries), why, give_up))
-    pending.fail(lane.name, owned, items)
+    woke, states = pending.done(lane, owned, ends)
+    metrics.count("claims_lost", states.count(0), label=lane)
+    failed = [(key, row, error) for key, row in keys.items() if (error := out[row.resource].error) is not None]
+    pending.fail(lane, owned, [_failure(data_type, key, row, error) for key, row, error in failed])
     reach("build.done")
     if woke:
-        wake(lane.name, [owned.shard])
+        wake(lane, [owned.shard])
+
+
+def _publish(updates: list[tuple[str, int]]) -> None:
+    """Tell the watchers; a hint that is lost is made good by their next heartbeat, so nothing here may fail a build."""
+    try:
+        push.publish(updates)
+    except Exception:
+        metrics.count("push_failures")
+        logger.exception("%d updates could not be pushed", len(updates))
+
+
+def _failure(data_type: DataType, key: str, row: Claimed, error: BaseException) -> tuple[Claimed, float, str, bool]:
+    tries = row.tries + 1
+    why = f"{type(error).__name__}: {error}"
+    logger.error("the build of %s failed (%d in a row): %s", row.resource, tries, why, exc_info=error)
+    give_up = tries >= GIVE_UP_AFTER
+    if give_up:
+        # The mark is written before the entry is dropped (rule 8).
+        dirty.quarantine(data_type.name, key, tries, why)
+    return row, backoff(tries), why, give_up
 
 
 def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Claimed], took: float) -> None:

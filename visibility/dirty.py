@@ -23,6 +23,7 @@ from visibility.sql import upsert
 
 EPOCH_US = 1_704_067_200_000_000
 CHUNK = 100
+QUARANTINE = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +209,11 @@ def take_summaries(data_type: str, keys: Sequence[str]) -> dict[str, dict[str, i
 
 
 def quarantine(data_type: str, key: str, failures: int, error: str) -> None:
-    """Set a resource aside that keeps failing: it stays dirty, shows in the admin, and is not promoted."""
+    """Set a resource aside that keeps failing: it stays dirty, shows in the admin, and is not promoted for a while."""
     mark(data_type, {key: 1})
+    now = timezone.now()
     DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, key=key).update(
-        failures=failures, last_error=error[:2000], quarantined_at=timezone.now()
+        failures=failures, last_error=error[:2000], quarantined_at=now, not_before=now + QUARANTINE
     )
 
 
@@ -221,9 +223,15 @@ def release(data_type: str, keys: Sequence[str]) -> int:
     return table.update(quarantined_at=None, failures=0, not_before=None)
 
 
+def _waiting(data_type: str) -> models.QuerySet[DirtyFlag]:
+    """Dirty flags of a type; those in quarantine only once it was served: what made the build fail may be over."""
+    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False)
+    return table.filter(Q(quarantined_at=None) | Q(not_before__lte=timezone.now()))
+
+
 def oldest(data_type: str, limit: int, after: tuple[datetime, str] | None = None) -> list[tuple[str, datetime]]:
-    """Dirty resources, longest first, quarantined ones left out; go on `after` the last (time, key) of the page before."""
-    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False, quarantined_at=None)
+    """Dirty resources, longest first, without those in quarantine; go on `after` the last (time, key) of the page before."""
+    table = _waiting(data_type)
     if after is not None:
         at, key = after
         # Many rows share one time: a bulk mark has one.
@@ -234,7 +242,7 @@ def oldest(data_type: str, limit: int, after: tuple[datetime, str] | None = None
 def dirty_among(data_type: str, keys: Sequence[str]) -> dict[str, datetime]:
     """Those of these keys that are dirty and not in quarantine, with the time since when."""
     out: dict[str, datetime] = {}
-    table = DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, first_at__isnull=False, quarantined_at=None)
+    table = _waiting(data_type)
     for start in range(0, len(keys), 500):
         out.update((k, at) for k, at in table.filter(key__in=keys[start : start + 500]).values_list("key", "first_at") if at)
     return out

@@ -23,6 +23,10 @@ class BuildFailed(VisibilityError):
     """A build raised, and no snapshot is left to serve."""
 
 
+class BuildTimeout(VisibilityError, TimeoutError):
+    """A build took longer than `BUILD_TIMEOUT`."""
+
+
 class BadSnapshot(VisibilityError, ValueError):
     """A build returned what cannot be stored: not JSON, or larger than the limit. Names the type and key."""
 

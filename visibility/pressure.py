@@ -3,8 +3,8 @@
 | stage | begins | ends | meanwhile |
 |---|---|---|---|
 | normal | | | |
-| pressed | half full, or late | under 30 % and half as late | windows × 4, nothing built for the hidden, promotion by the batch |
-| flooded | 90 % full, or five times as late | under 60 % and half as late | windows × 8, marks only except must-deliver, no promotion |
+| pressed | half full, or late | under 30 % and half as late | windows × 4, no precompute, promotion by the batch |
+| flooded | 90 % full, or five times as late | under 60 % and half as late | windows × 8, marks only, except must-deliver |
 
 Full means pending and claimed against the lane's bound. Late means that the oldest entry is past its due time by the shortest
 freshness promise of the lane; it counts only where more than two batches wait (a lane with little in it lacks a worker).

@@ -5,146 +5,258 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
+from uuid import uuid4
 
 import django_rq
 from django.db import close_old_connections
 from rq import Queue
 
-from visibility import dirty, metrics
-from visibility.build import build_claimed
+from visibility import dirty, forks, metrics, pressure
+from visibility.build import build_claimed, holding
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
 from visibility.exceptions import RedisAway
 from visibility.points import reach
-from visibility.soft import pending
+from visibility.processes import Stop, stoppable, time_limit
+from visibility.soft import leases, pending
 from visibility.soft.pending import Claim, Claimed, Done
+from visibility.wake import wake
 
 logger = logging.getLogger("visibility")
+ALONE_AFTER = 2
+GIVE_UP_AFTER_LOST = 8
+PEEK = 10
+PRECOMPUTE_SECONDS = 2.0
+PRECOMPUTE_BATCH = 20
 _queues: dict[tuple[int, str], Queue] = {}
-MAX_WAIT = 2.0
+_pace: dict[str, float] = {}
 
 
 def queue(name: str) -> Queue:
     """The RQ queue of this name, kept per process: django-rq would make a client and a pool per call."""
     slot = (os.getpid(), name)
     if slot not in _queues:
-        _queues[slot] = django_rq.get_queue(name)
+        # Callers are past their commit, whatever the project's commit mode and whatever transaction is open elsewhere.
+        _queues[slot] = django_rq.get_queue(name, commit_mode="auto")
     return _queues[slot]
 
 
-def enqueue(name: str, function: str, *args: Any) -> None:
-    """Enqueue a job now, whatever transaction is open: callers are past their commit."""
-    timeout = int(settings.BUILD_TIMEOUT) + 60
-    queue(name).enqueue_call(function, args=args, result_ttl=0, failure_ttl=60, timeout=timeout)
+def enqueue(name: str, function: str, *args: Any, hint: str) -> None:
+    """Enqueue a job now. `hint` begins its id, so that a look at the queue tells what waits there."""
+    timeout = int(2 * settings.BUILD_TIMEOUT) + 60
+    job_id = f"{hint}-{uuid4().hex}"
+    queue(name).enqueue_call(function, args=args, result_ttl=0, failure_ttl=60, timeout=timeout, job_id=job_id)
+
+
+def _hint(lane: str, shard: int) -> str:
+    return "visibility-drain-" + "".join(c if c.isalnum() else "_" for c in lane) + f"-{shard}"
+
+
+def _peek(name: str) -> list[str]:
+    """The ids of the jobs next in line in a queue."""
+    return [str(job_id) for job_id in queue(name).get_job_ids(0, PEEK)]
 
 
 def enqueue_drain(lane: str, shard: int) -> None:
-    """One job "drain this lane"; the wake flag sees to it that there are few."""
-    enqueue(settings.lane(lane).queue, "visibility.recompute.drain", lane, shard)
+    """One job "drain this lane", unless one waits already."""
+    name, hint = settings.lane(lane).queue, _hint(lane, shard)
+    if not any(job_id.startswith(hint) for job_id in _peek(name)):
+        enqueue(name, "visibility.recompute.drain", lane, shard, hint=hint)
 
 
 def enqueue_fanout() -> None:
     """One job "run the gate over the waiting events", on the first lane's queue."""
     first = next(iter(settings.LANES))
-    enqueue(settings.lane(first).queue, "visibility.recompute.fanout")
+    enqueue(settings.lane(first).queue, "visibility.recompute.fanout", hint="visibility-fanout")
+
+
+def enqueue_precompute() -> None:
+    """One job "build hidden dirty resources" on the last lane's queue, if nothing waits there."""
+    last = settings.lane(list(settings.LANES)[-1])
+    if not _peek(last.queue):
+        enqueue(last.queue, "visibility.recompute.precompute", hint="visibility-precompute")
 
 
 def fanout() -> int:
     """Take waiting events through the gate, many in one pass; answers how many."""
     from visibility import gate
 
-    close_old_connections()
+    _begin()
     try:
         return gate.redrive()
     finally:
-        metrics.flush()
-        close_old_connections()
+        _end()
+
+
+def _begin() -> None:
+    forks.forget_inherited()
+    close_old_connections()
+
+
+def _end() -> None:
+    metrics.flush()
+    close_old_connections()
 
 
 def drain(lane: str, shard: int = 0) -> int:
     """Build what is due in a lane until nothing is, or the lane's time budget is over; answers how many were built.
 
-    An unknown lane (a job of another release) is reported and ignored. Errors of single keys are theirs alone.
+    An unknown lane (a job of another release) is reported and ignored. Errors of single keys are theirs alone. Where the
+    worker is told to stop, the batch under way is finished; where it is stopped at once, its claims are given back.
     """
     try:
         options = settings.lane(lane)
     except LookupError:
         logger.warning("a job asks to drain the unknown lane %r; ignored", lane)
         return 0
-    close_old_connections()
+    _begin()
     try:
-        return _drain(options, shard)
+        with stoppable() as stop:
+            return _drain(options, shard, stop)
     except RedisAway as error:
         logger.warning("drain of lane %s stopped: %s", lane, error)
         return 0
     finally:
-        metrics.flush()
-        close_old_connections()
+        _end()
 
 
-def _drain(lane: Lane, shard: int) -> int:
-    ends, built, last_try = time.monotonic() + lane.budget, 0, False
-    while True:
-        owned = pending.claim(lane.name, shard, lane.batch, settings.BUILD_LEASE)
+def _limit(lane: Lane) -> int:
+    """How many resources to claim at once: the lane's batch, or fewer where builds were so slow that they fill its budget."""
+    pace = _pace.get(lane.name, 0.0)
+    return lane.batch if not pace else max(1, min(lane.batch, int(lane.budget / 2 / pace)))
+
+
+def _drain(lane: Lane, shard: int, stop: Stop) -> int:
+    ends, built, helped, last_try, more = time.monotonic() + lane.budget, 0, False, False, False
+    while not stop and time.monotonic() < ends:
+        if lane.gather and not more:
+            time.sleep(lane.gather)
+        owned = pending.claim(lane.name, shard, _limit(lane), settings.BUILD_LEASE, 0.0 if last_try else lane.idle)
         reach("drain.claimed")
-        if owned.due and owned.rows:
-            # More than one batch waits: let a second worker help, if one is free.
-            for _ in pending.rouse(lane.name):
+        if owned.rows:
+            if owned.due and not helped:
+                # More than one batch waits: let a second worker help, if one is free.
+                helped = True
                 enqueue_drain(lane.name, shard)
-        if owned.rows:
-            last_try = False
+            started = time.monotonic()
             built += work(lane, owned)
+            _pace[lane.name] = (time.monotonic() - started) / len(owned.rows)
             close_old_connections()
-        if time.monotonic() >= ends:
-            break
-        if owned.rows:
+            last_try, more = False, owned.due > 0
             continue
-        if last_try and not 0 <= owned.next_ms <= MAX_WAIT * 1000:
+        if not owned.bell_ms:
             return built
-        if queue(lane.queue).count and not 0 <= owned.next_ms <= 50:
+        if any(not job_id.startswith(_hint(lane.name, shard)) for job_id in _peek(lane.queue)):
+            pending.stop_lingering(owned, lane.name)
             break
-        wait = owned.next_ms / 1000 if 0 <= owned.next_ms <= MAX_WAIT * 1000 else lane.idle
         metrics.flush()
-        last_try = not pending.linger(lane.name, shard, min(max(wait, 0.001), MAX_WAIT))
-    for again in pending.rouse(lane.name):
-        enqueue_drain(lane.name, again)
+        last_try = not pending.linger(owned, lane.name)
+        more = False
+    wake(lane.name, pending.rouse(lane.name))
     return built
+
+
+def _batches(rows: Sequence[Claimed]) -> Iterator[tuple[str, list[Claimed]]]:
+    """Rows by type; those that failed before, or whose workers died, at the end and each alone: one may be poison."""
+
+    def name(row: Claimed) -> str:
+        return row.resource.partition(":")[0]
+
+    suspects = [row for row in rows if row.tries or row.lost >= ALONE_AFTER]
+    clean = sorted((row for row in rows if not row.tries and row.lost < ALONE_AFTER), key=name)
+    for kind, group in groupby(clean, key=name):
+        yield kind, list(group)
+    for row in sorted(suspects, key=lambda row: row.lost):
+        yield name(row), [row]
 
 
 def work(lane: Lane, owned: Claim) -> int:
     """Deal with one claimed batch: build what is wanted, mark the rest; answers how many were stored."""
     stored = 0
-    rows = sorted(owned.rows, key=lambda row: row.resource.partition(":")[0])
-    for name, group in groupby(rows, key=lambda row: row.resource.partition(":")[0]):
-        part = list(group)
-        data_type = registry.find(name)
-        if data_type is None:
-            logger.warning(
-                "lane %s holds %d resources of the unknown type %r; left for a worker that knows it", lane.name, len(part), name
-            )
-            later = [(row, 30.0, f"unknown data type {name!r}", False) for row in part]
-            pending.fail(lane.name, owned, later)
-            continue
-        wanted = [row for row in part if row.visible or row.forced]
-        unwanted = [row for row in part if not (row.visible or row.forced)]
-        if unwanted:
-            put_off(data_type, lane, owned, unwanted)
-        if wanted:
-            out = build_claimed(data_type, lane, owned, wanted)
-            stored += sum(one.stored is not None for one in out.values())
+    with holding(lane.name, owned) as lost:
+        for kind, rows in _batches(owned.rows):
+            data_type = registry.find(kind)
+            if data_type is None:
+                logger.warning(
+                    "lane %s holds the unknown type %r (%d): left for a worker that knows it", lane.name, kind, len(rows)
+                )
+                pending.fail(lane.name, owned, [(row, 30.0, f"unknown data type {kind!r}", False) for row in rows])
+                continue
+            wanted = [row for row in rows if row.visible or row.forced]
+            if unwanted := [row for row in rows if not (row.visible or row.forced)]:
+                put_off(data_type, lane.name, owned, unwanted)
+            if wanted and wanted[0].lost >= GIVE_UP_AFTER_LOST:
+                give_up(data_type, lane.name, owned, wanted[0])
+            elif wanted:
+                out = build_claimed(data_type, lane.name, owned, wanted, lost, time_limit)
+                stored += sum(one.stored is not None for one in out.values())
     return stored
 
 
-def put_off(data_type: DataType, lane: Lane, owned: Claim, rows: Sequence[Claimed]) -> None:
+def put_off(data_type: DataType, lane: str, owned: Claim, rows: Sequence[Claimed]) -> None:
     """Nobody watches these any more: mark first, then drop what has not moved (rule 8)."""
     cut = len(data_type.name) + 1
     if data_type.hidden is Hidden.DROP:
-        pending.discard(lane.name, [row.resource for row in rows])
+        pending.discard(lane, [row.resource for row in rows])
         return
     dirty.mark(data_type.name, {row.resource[cut:]: 1 for row in rows})
     reach("drain.marked")
-    pending.done(lane.name, owned, [Done(row, "drop", data_type.coalesce) for row in rows])
+    woke, _ = pending.done(lane, owned, [Done(row, "drop", pressure.window(data_type)) for row in rows])
+    if woke:
+        wake(lane, [owned.shard])
     metrics.count("saved_builds", len(rows), data_type=data_type.name)
+
+
+def give_up(data_type: DataType, lane: str, owned: Claim, row: Claimed) -> None:
+    """Its build took its worker along again and again: set it aside before it takes this one."""
+    why = f"{row.lost} workers in a row died or hung while building it"
+    logger.error("%s is set aside: %s", row.resource, why)
+    dirty.quarantine(data_type.name, row.resource[len(data_type.name) + 1 :], row.lost, why)
+    pending.fail(lane, owned, [(row, 0.0, why, True)])
+
+
+def precompute() -> int:
+    """Build hidden dirty resources while nothing else is to do; answers how many. Stops at the first sign of pressure.
+
+    Resources that are summarised while hidden are left alone: their summary has not been shown yet.
+    """
+    _begin()
+    try:
+        with stoppable() as stop:
+            return _precompute(time.monotonic() + PRECOMPUTE_SECONDS, stop)
+    except RedisAway:
+        return 0
+    finally:
+        _end()
+
+
+def _busy() -> bool:
+    states = [pending.lane_state(name) for name in settings.LANES]
+    return any(s.due or s.stage != pressure.Stage.NORMAL for s in states)
+
+
+def _precompute(ends: float, stop: Stop) -> int:
+    built = 0
+    for data_type in registry:
+        if data_type.hidden is not Hidden.DEFER or data_type.lane not in settings.LANES:
+            continue
+        after = None
+        while not stop and time.monotonic() < ends and not _busy():
+            rows = dirty.oldest(data_type.name, PRECOMPUTE_BATCH, after=after)
+            if not rows:
+                break
+            keys = [key for key, _at in rows]
+            seen = leases.visible_among(data_type.name, keys)
+            claims, _refused = pending.claim_named(
+                data_type.lane, [f"{data_type.name}:{key}" for key in keys if key not in seen], settings.BUILD_LEASE
+            )
+            for owned in claims:
+                with holding(data_type.lane, owned) as lost:
+                    out = build_claimed(data_type, data_type.lane, owned, owned.rows, lost, time_limit)
+                built += sum(one.stored is not None for one in out.values())
+            after = (rows[-1][1], rows[-1][0])
+    metrics.count("precomputed", built)
+    return built

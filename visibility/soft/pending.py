@@ -10,14 +10,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from visibility.conf import Lane, settings
-from visibility.soft.client import arun, client, guard, run
+from visibility.soft.client import aclient, arun, client, guard, run
 from visibility.soft.keys import by_shard, key, shard_of, shards
 
 CHUNK = 200
 
 
 class Item(NamedTuple):
-    """A resource to recompute. `since_ms`: its oldest change, epoch ms. `forced`: build it even if nobody watches."""
+    """A resource to recompute. `since_ms`: its oldest change, epoch ms. `forced`: build it even if nobody watches.
+
+    `refresh`: nothing changed, so what stands may be served until the new build is there; implies `forced`.
+    """
 
     resource: str
     since_ms: int
@@ -26,6 +29,7 @@ class Item(NamedTuple):
     window: float = 0.25
     hidden_window: float = 0.0
     tenant: str = ""
+    refresh: bool = False
 
 
 class Pended(NamedTuple):
@@ -38,7 +42,10 @@ class Pended(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """One claimed resource, as it stood when it was claimed. `gen` and `epoch` are opaque and compared later."""
+    """One claimed resource, as it stood when it was claimed. `gen` and `epoch` are opaque and compared later.
+
+    `lost`: claims in a row that ended by their lease, because their worker died or hung.
+    """
 
     resource: str
     gen: str
@@ -50,10 +57,14 @@ class Claimed(NamedTuple):
     version: int
     visible: bool
     was_pending: bool
+    lost: int = 0
 
 
 class Claim(NamedTuple):
-    """A batch owned under one token. `due` more wait now; the next is due in `next_ms` (-1: none waits)."""
+    """A batch owned under one token. `due` more wait now; the next is due in `next_ms` (-1: none waits).
+
+    `bell_ms`: nothing was due, and the lane rings its bell for the caller during this time: `linger`.
+    """
 
     shard: int
     now_ms: int
@@ -61,6 +72,7 @@ class Claim(NamedTuple):
     due: int
     next_ms: int
     rows: list[Claimed]
+    bell_ms: int = 0
 
 
 class Busy(NamedTuple):
@@ -96,10 +108,17 @@ class Look(NamedTuple):
     version: int
     event: str
     built_ms: int
+    hot: bool = True
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for a build or is being built."""
+        return self.due_ms is not None or self.claim_ms is not None
 
     @property
     def pending(self) -> bool:
-        return self.due_ms is not None or self.claim_ms is not None
+        """Whether a change waits to be built, so that what stands is known to be behind."""
+        return self.hot and self.queued
 
 
 def rate(name: str) -> tuple[float, float]:
@@ -122,8 +141,9 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
     per_tenant, burst = rate("tenant")
     per_resource, _ = rate("resource")
     floor = 1 / per_resource if per_resource else 0.0
-    bound = max(1, lane.bound // len(shards()))
-    head = [lane.name, bound, max(1, int(bound * lane.share)), per_tenant, burst]
+    parts = len(shards())
+    bound = max(1, lane.bound // parts)
+    head = [lane.name, bound, max(1, int(bound * lane.share)), per_tenant / parts, max(1.0, burst / parts)]
     groups: dict[int, list[Item]] = {}
     for item in items:
         groups.setdefault(shard_of(item.resource), []).append(item)
@@ -134,16 +154,9 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
         for start in range(0, len(group), CHUNK):
             part = group[start : start + CHUNK]
             args: list[Any] = []
-            for resource, since, event, forced, window, hidden, tenant in part:
-                args += (
-                    resource,
-                    since,
-                    event,
-                    int(forced),
-                    int(max(window, floor) * 1000),
-                    int(max(hidden, floor) * 1000),
-                    tenant,
-                )
+            for resource, since, event, forced, window, hidden, tenant, refresh in part:
+                args += (resource, since, event, 2 if refresh else int(forced))
+                args += (int(max(window, floor) * 1000), int(max(hidden, floor) * 1000), tenant)
             taken, joined, woke, refused = run("pend", shard, *head, *args)
             accepted, merged = accepted + taken, merged + joined
             if woke:
@@ -153,29 +166,46 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
 
 
 def _claimed(row: list[Any]) -> Claimed:
-    resource, gen, epoch, since, forced, tries, event, version, visible, was_pending = row
+    resource, gen, epoch, since, forced, tries, event, version, visible, was_pending, lost = row
     return Claimed(
         resource.decode(), gen.decode(), epoch.decode(), int(since), forced == b"1", int(tries), event.decode(), int(version),
-        visible == 1, was_pending == 1,
+        visible == 1, was_pending == 1, int(lost),
     )  # fmt: skip
 
 
-def claim(lane: str, shard: int, limit: int, lease: float) -> Claim:
-    """Own up to `limit` due resources of a lane for `lease` seconds. Ended claims of others are taken back first."""
-    now, token, due, wait, rows = run("claim", shard, lane, limit, int(lease * 1000), "")
-    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows])
+def _claim(lane: str, shard: int, limit: int, lease: float, stay: float, names: Sequence[str]) -> tuple[Claim, list[Any]]:
+    args = (lane, limit, int(lease * 1000), int(stay * 1000), *names)
+    now, token, due, wait, bell, rows, refused = run("claim", shard, *args)
+    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows], bell), refused
+
+
+def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) -> Claim:
+    """Own up to `limit` due resources of a lane for `lease` seconds. Ended claims of others are taken back first.
+
+    Where nothing is due, the caller may `linger`: `stay` seconds, or until the next is due if that is soon.
+    """
+    return _claim(lane, shard, limit, lease, stay, ())[0]
+
+
+def claim_named(lane: str, resources: Sequence[str], lease: float) -> tuple[list[Claim], dict[str, Busy | Later]]:
+    """Own these resources, pending or not, under one token a shard; and of the others, who builds them or when to try again."""
+    claims: list[Claim] = []
+    refused: dict[str, Busy | Later] = {}
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            part = names[start : start + CHUNK]
+            owned, rows = _claim(lane, shard, len(part), lease, 0.0, part)
+            if owned.rows:
+                claims.append(owned)
+            for resource, why, value, *rest in rows:
+                refused[resource.decode()] = Busy(value.decode()) if why == b"busy" else Later(value, rest[0].decode())
+    return claims, refused
 
 
 def claim_one(lane: str, resource: str, lease: float) -> Claim | Busy | Later:
     """Own one resource, pending or not; or learn who builds it, or when the next try is due."""
-    shard = shard_of(resource)
-    answer = run("claim", shard, lane, 1, int(lease * 1000), resource)
-    if answer[1] == b"busy":
-        return Busy(answer[2].decode())
-    if answer[1] == b"later":
-        return Later(answer[2], answer[3].decode())
-    now, token, due, wait, rows = answer
-    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows])
+    claims, refused = claim_named(lane, [resource], lease)
+    return claims[0] if claims else refused[resource]
 
 
 def extend(lane: str, owned: Claim, lease: float, resources: Sequence[str]) -> list[str]:
@@ -241,10 +271,10 @@ def discard(lane: str, resources: Iterable[str]) -> None:
 
 def _look(now: int, row: list[Any]) -> Look:
     raw, fresh, visible, due, claim_end, ttl, *state = row
-    gen, epoch, owner, nb, err, since, tries, ver, ev, built = (s.decode(errors="replace") for s in state)
+    gen, epoch, owner, nb, err, since, tries, ver, ev, built, hot = (s.decode(errors="replace") for s in state)
     return Look(
         now, raw, int(fresh), visible, int(float(due)) if due else None, int(float(claim_end)) if claim_end else None, ttl,
-        gen, epoch, owner, int(nb or 0), err, int(since or 0), int(tries or 0), int(ver or 0), ev, int(built or 0),
+        gen, epoch, owner, int(nb or 0), err, int(since or 0), int(tries or 0), int(ver or 0), ev, int(built or 0), hot == "1",
     )  # fmt: skip
 
 
@@ -312,10 +342,11 @@ def lane_state(lane: str) -> LaneState:
     """How full a lane is and how long its oldest entry has waited past its due time."""
     rows = [run("lane", shard, lane) for shard in shards()]
     worst = max(rows, key=lambda row: row[4])
-    total = [sum(row[n] for row in rows) for n in range(4)]
+    waiting, due, claimed, expired = (sum(row[n] for row in rows) for n in range(4))
     woken = any(row[6] for row in rows)
     oldest = max(row[7] for row in rows) / 1000
-    return LaneState(*total, max(0.0, worst[4] / 1000), worst[5].decode(), woken, oldest, rows[0][8].decode())
+    lag, name = max(0.0, worst[4] / 1000), worst[5].decode()
+    return LaneState(waiting, due, claimed, expired, lag, name, woken, oldest, rows[0][8].decode())
 
 
 def swap_stage(lane: str, before: str, after: str) -> bool:
@@ -323,16 +354,23 @@ def swap_stage(lane: str, before: str, after: str) -> bool:
     return bool(run("stage", 0, lane, before, after))
 
 
-def linger(lane: str, shard: int, seconds: float) -> bool:
-    """Wait until the lane's bell rings; changes that come meanwhile need no new job. True if it rang."""
+def linger(owned: Claim, lane: str) -> bool:
+    """After a claim that found nothing due: wait until the lane's bell rings, so that what comes meanwhile needs no new job.
+
+    True if it rang. Whoever waits in vain must claim once more before leaving: the bell may have rung at the last moment.
+    """
     with guard():
         redis = client()
-        flag, bell = key(shard, "lingering", lane), key(shard, "bell", lane)
-        redis.set(flag, "1", px=int(seconds * 1000) + 200)
         try:
-            return redis.blpop([bell], timeout=seconds) is not None
+            return redis.blpop([key(owned.shard, "bell", lane)], timeout=owned.bell_ms / 1000) is not None
         finally:
-            redis.delete(flag)
+            stop_lingering(owned, lane)
+
+
+def stop_lingering(owned: Claim, lane: str) -> None:
+    """From now on what comes wakes the lane by a job again."""
+    with guard():
+        client().delete(key(owned.shard, "lingering", lane))
 
 
 def wait_for_build(resource: str, owner: str, seconds: float) -> bool:
@@ -340,3 +378,10 @@ def wait_for_build(resource: str, owner: str, seconds: float) -> bool:
     name = key(shard_of(resource), "baton", resource, owner)
     with guard():
         return client().blmove(name, name, seconds, "LEFT", "RIGHT") is not None
+
+
+async def await_for_build(resource: str, owner: str, seconds: float) -> bool:
+    """The asynchronous twin of `wait_for_build`."""
+    name = key(shard_of(resource), "baton", resource, owner)
+    with guard():
+        return await aclient().blmove(name, name, seconds, "LEFT", "RIGHT") is not None

@@ -1,30 +1,46 @@
--- Claim due resources, or one resource by name. Args: lane, limit, lease, res or ''.
--- Generation and epoch are read here, before any source is (rules 5 and 3).
--- Answers now, token, due left, ms until the next is due (-1: none), then rows; or for a named one {now, 'busy', owner} / {now, 'later', ms, error}.
-local lane, limit, lease, named = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+-- Claim due resources, or resources by name. Args: lane, limit, lease, stay, res….
+-- Generation and epoch are read here, before any source is (rules 5 and 3). stay: where nothing is due, note for so many ms (or until
+-- the next is due within two seconds) that the caller waits for the lane's bell.
+-- Answers now, token, due left, ms until the next is due (-1: none), ms to wait for the bell, rows, and refused:
+-- {res, 'busy', owner} or {res, 'later', ms, error}.
+local lane, limit, lease, stay = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
+local due, refused = {}, {}
 
 local function unshare(state, res)
   local tenant = redis.call('HGET', state, 'tenant')
   if tenant and tenant ~= '' then redis.call('ZREM', base .. ':tenant:' .. lane .. ':' .. tenant, res) end
 end
 
-local due = {}
-if named ~= '' then
-  local ends = redis.call('ZSCORE', claimed, named)
-  local seen = redis.call('HMGET', base .. ':state:' .. named, 'owner', 'nb', 'err')
-  if ends and tonumber(ends) > now then
-    redis.call('HSET', base .. ':state:' .. named, 'waiting', '1')
-    return {now, 'busy', seen[1] or '0'}
+if #ARGV > 5 then
+  for i = 6, #ARGV do
+    local res = ARGV[i]
+    local state = base .. ':state:' .. res
+    local ends = redis.call('ZSCORE', claimed, res)
+    local seen = redis.call('HMGET', state, 'owner', 'nb', 'err')
+    if ends and tonumber(ends) > now then
+      redis.call('HSET', state, 'waiting', '1')
+      refused[#refused + 1] = {res, 'busy', seen[1] or '0'}
+    elseif seen[2] and tonumber(seen[2]) > now then
+      refused[#refused + 1] = {res, 'later', tonumber(seen[2]) - now, seen[3] or ''}
+    else
+      if ends then redis.call('HINCRBY', state, 'lost', 1) end
+      due[#due + 1] = res
+    end
   end
-  if seen[2] and tonumber(seen[2]) > now then return {now, 'later', tonumber(seen[2]) - now, seen[3] or ''} end
-  due = {named}
 else
   redis.call('DEL', base .. ':wake:' .. lane)
   for _, res in ipairs(redis.call('ZRANGEBYSCORE', claimed, '-inf', now, 'LIMIT', 0, limit)) do
+    local state = base .. ':state:' .. res
+    local seen = redis.call('HMGET', state, 'hot', 'forced', 'since2')
     redis.call('ZREM', claimed, res)
-    redis.call('HDEL', base .. ':state:' .. res, 'owner')
-    redis.call('ZADD', pending, 'NX', now, res)
+    redis.call('HDEL', state, 'owner', 'since2', 'window')
+    -- A reader that died owes nothing.
+    if seen[1] or seen[2] then
+      redis.call('HINCRBY', state, 'lost', 1)
+      if seen[3] then redis.call('HSETNX', state, 'since', seen[3]) end
+      redis.call('ZADD', pending, 'NX', now, res)
+    end
   end
   due = redis.call('ZRANGEBYSCORE', pending, '-inf', now, 'LIMIT', 0, limit)
 end
@@ -38,13 +54,18 @@ for _, res in ipairs(due) do
   redis.call('HSET', state, 'owner', token, 'built', text(now))
   redis.call('PEXPIRE', state, KEEP)
   unshare(state, res)
-  local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver')
+  local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver', 'lost')
   rows[#rows + 1] = {
     res, seen[1] or '0', seen[2] or '0', seen[3] or '0', seen[4] or '0', seen[5] or '0', seen[6] or '', seen[7] or '0',
-    visible_until(res) > now and 1 or 0, was_pending,
+    visible_until(res) > now and 1 or 0, was_pending, seen[8] or '0',
   }
 end
 if #rows > 0 then redis.call('PEXPIRE', claimed, KEEP) end
 local next_due = redis.call('ZRANGE', pending, 0, 0, 'WITHSCORES')
 local wait = next_due[2] and math.max(0, tonumber(next_due[2]) - now) or -1
-return {now, token, redis.call('ZCOUNT', pending, '-inf', now), wait, rows}
+local bell = 0
+if #rows == 0 and #ARGV <= 5 then
+  bell = wait > 0 and wait <= 2000 and wait or stay
+  if bell > 0 then redis.call('SET', base .. ':lingering:' .. lane, '1', 'PX', bell + 200) end
+end
+return {now, token, redis.call('ZCOUNT', pending, '-inf', now), wait, bell, rows, refused}

@@ -3,14 +3,14 @@ local lane, out = ARGV[2], {now}
 for i = 3, #ARGV do
   local res = ARGV[i]
   local state = base .. ':state:' .. res
-  local seen = redis.call('HMGET', state, 'gen', 'epoch', 'owner', 'nb', 'err', 'since', 'tries', 'ver', 'ev', 'built')
+  local seen = redis.call('HMGET', state, 'gen', 'epoch', 'owner', 'nb', 'err', 'since', 'tries', 'ver', 'ev', 'built', 'hot')
   local due = redis.call('ZSCORE', base .. ':pending:' .. lane, res)
   local claim = redis.call('ZSCORE', base .. ':claimed:' .. lane, res)
   local row = {
     redis.call('GET', base .. ':snap:' .. res) or '', redis.call('GET', base .. ':fresh:' .. res) or '0',
     visible_until(res) - now, due or '', claim or '', redis.call('PTTL', base .. ':snap:' .. res),
   }
-  for j = 1, 10 do row[6 + j] = seen[j] or '' end
+  for j = 1, 11 do row[6 + j] = seen[j] or '' end
   out[#out + 1] = row
 end
 return out

@@ -35,7 +35,7 @@ class VisibilityConsumer(AsyncWebsocketConsumer):
 
     channel_layer_alias = ""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # type: ignore[override]
         session: Session | None = None
         hub = hub_here()
         try:
@@ -88,7 +88,8 @@ class VisibilityConsumer(AsyncWebsocketConsumer):
         """One frame. It always counts as a heartbeat; whatever is wrong with it is answered by an error frame."""
         now = asyncio.get_running_loop().time()
         limits = hub.limits
-        hub.heard(session, now)
+        session.heard = now
+        hub.beats.heard(session)
         size, most = len(text or data or ""), int(limits["frame_bytes"])
         # A frame that is too large costs as many as would have carried it.
         if not session.allow(1 + size // most, limits["frames_per_second"], limits["frames_burst"], now):
@@ -105,7 +106,7 @@ class VisibilityConsumer(AsyncWebsocketConsumer):
             return
         match frame:
             case Ping(have):
-                hub.ping(session, have)
+                hub.beats.ping(session, have)
             case Ack(resource, version):
                 _acked(hub, session, resource, version)
             case _:

@@ -6,40 +6,32 @@ A session whose rights are in question gets no data until they are proven.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from visibility import access
 from visibility.access import Answer, Asking
+from visibility.exceptions import RedisAway
 from visibility.frames import SESSION_ENDED
 from visibility.push import in_thread
-from visibility.sockets import Session, Topic
+from visibility.sockets import Session
 from visibility.soft import sessions
+
+if TYPE_CHECKING:
+    from visibility.hub import Hub
 
 logger = logging.getLogger("visibility")
 AT_ONCE = 200
 LOG_CHUNK = 1000
 
 
-class Owner(Protocol):
-    """What the hub offers here."""
-
-    sessions: Mapping[str, Session]
-    users: Mapping[str, Iterable[Session]]
-    topics: Mapping[str, Topic]
-
-    def end(self, session: Session, code: int) -> None: ...
-    def revoke(self, session: Session, topic: Topic, reason: str) -> None: ...
-    def catch_up(self, session: Session) -> None: ...
-    def flushed(self) -> None: ...
-
-
 class Proving:
     """`number` is the last entry of the access log that was heeded; None until the log was seen once."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
         self.number: int | None = None
         self._asked: dict[Session, None] = {}
         self._due: dict[Session, None] = {}
@@ -56,7 +48,19 @@ class Proving:
     def begin(self, number: int) -> None:
         """The log was seen for the first time: entries up to here concern nobody who comes from now on, but who came before."""
         self.number = number
-        self.question(self._owner.sessions.values())
+        self.question(self._hub.sessions.values())
+
+    def news(self, number: int) -> None:
+        """The log has this number: read it on the side, or take it as the beginning."""
+        if self.number is None:
+            self.begin(number)
+        elif number > self.number:
+            self._hub.spawn(self._read(number))
+
+    async def _read(self, number: int) -> None:
+        # If Redis is away: the number comes again with the next fetch and the next tick.
+        with contextlib.suppress(RedisAway):
+            await self.heed(number)
 
     async def heed(self, number: int) -> None:
         """Carry out what the access log says up to this number, before anything more is sent.
@@ -70,7 +74,7 @@ class Proving:
             while self.number is not None and self.number < number:
                 told = await sessions.atold(self.number, LOG_CHUNK)
                 if told.missed:
-                    self.question(self._owner.sessions.values())
+                    self.question(self._hub.sessions.values())
                 for at, entry in told.entries:
                     self._apply(entry)
                     self.number = at
@@ -79,12 +83,12 @@ class Proving:
 
     def _apply(self, entry: Mapping[str, Any]) -> None:
         kind, user = entry.get("kind"), entry.get("user")
-        everybody = list(self._owner.sessions.values())
-        whom = everybody if user is None else list(self._owner.users.get(user, ()))
+        everybody = list(self._hub.sessions.values())
+        whom = everybody if user is None else list(self._hub.users.get(user, ()))
         if kind == "logout":
             for session in whom:
                 if session.key and access.digest(session.key) == entry.get("session"):
-                    self._owner.end(session, SESSION_ENDED)
+                    self._hub.end(session, SESSION_ENDED)
         elif kind == "recheck":
             self.question(whom)
         elif kind in ("revoke", "drop"):
@@ -95,13 +99,13 @@ class Proving:
 
     def _end(self, whom: Iterable[Session], entry: Mapping[str, Any], reason: str) -> None:
         named, kind, sid, node = (entry.get(part) for part in ("resource", "type", "session", "node"))
-        if node is not None and node != getattr(self._owner, "node", None):
+        if node is not None and node != self._hub.node:
             return
         for session in whom:
             if sid is None or session.sid == sid:
                 for topic in list(session.watches):
                     if named in (None, topic.name) and kind in (None, topic.type.name):
-                        self._owner.revoke(session, topic, reason)
+                        self._hub.revoke(session, topic, reason)
 
     def question(self, whom: Iterable[Session]) -> None:
         """Ask for the rights of these sessions now; until they are proven they get no data."""
@@ -115,7 +119,7 @@ class Proving:
 
     def timer(self, now: float, every: float) -> None:
         """Ask for those who were last asked `every` seconds ago, a part of them a tick."""
-        sessions_ = self._owner.sessions
+        sessions_ = self._hub.sessions
         due = [session for session in sessions_.values() if now - session.checked >= every and not session.closing]
         for session in due[: max(AT_ONCE, len(sessions_) // 20)]:
             session.checked = now
@@ -155,13 +159,13 @@ class Proving:
         if session.closing:
             return
         if answer.over:
-            self._owner.end(session, SESSION_ENDED)
+            self._hub.end(session, SESSION_ENDED)
             return
         for name in asking.resources:
-            topic = self._owner.topics.get(name)
+            topic = self._hub.topics.get(name)
             if name not in answer.allowed and topic is not None and topic in session.watches:
-                self._owner.revoke(session, topic, "forbidden")
+                self._hub.revoke(session, topic, "forbidden")
         # Put in question again while it was asked for: that answer is not this one.
         if not session.proven and session not in self._asked:
             session.proven = True
-            self._owner.catch_up(session)
+            self._hub.fanout.catch_up(session)

@@ -10,6 +10,8 @@ With sockets of your own beside it, put `websocket_urlpatterns` into your URLRou
 
 from __future__ import annotations
 
+from typing import Any
+
 from channels.routing import URLRouter
 from django.urls import path
 
@@ -22,6 +24,8 @@ async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     await refuse(receive, send, NO_SUCH_PATH)
 
 
-websocket_urlpatterns = [path("ws/visibility/", VisibilityConsumer.as_asgi(), name="visibility-socket")]
-_nowhere = [path("", _nothing_here), path("<path:other>", _nothing_here)]
-application = OwnOrigin(SessionUser(URLRouter([*websocket_urlpatterns, *_nowhere])))
+# Django's `path` is typed for views; URLRouter's patterns end in ASGI applications.
+_path: Any = path
+websocket_urlpatterns: list[Any] = [_path("ws/visibility/", VisibilityConsumer.as_asgi(), name="visibility-socket")]
+_router: Any = URLRouter([*websocket_urlpatterns, _path("", _nothing_here), _path("<path:other>", _nothing_here)])
+application = OwnOrigin(SessionUser(_router))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from visibility import access, frames, look
 from visibility.access import Asking
 from visibility.batches import Batches
+from visibility.beats import whole
 from visibility.exceptions import RedisAway
 from visibility.frames import SESSION_ENDED, TRY_LATER, Ack, Frame, Ping, State, Unwatch, Watch, Watching
 from visibility.look import Shown
@@ -115,7 +116,7 @@ class Watcher:
         await hub.groups.join({topic.name: None for request in requests for topic in request.topics})
         allowed = await self._allowed(requests)
         names: set[str] = set()
-        async with hub.leasing:
+        async with hub.beats.leasing:
             wanted: list[leases.Watch] = []
             for request, topics in allowed:
                 for topic in topics:
@@ -139,11 +140,11 @@ class Watcher:
             renewed = await leases.arenew(wanted)
             rows = [(r.session.user, r.session.sid, "+", [topic.name for topic in topics]) for r, topics in allowed if topics]
             await sessions.ainterest(rows)
-            hub.announce(renewed)
+            hub.beats.announce(renewed)
             counts = await sessions.atally(every)
         except RedisAway as error:
             logger.warning("%d watches wait for Redis: %s", len(wanted), error)
-            hub.owed(request.session for request, _ in allowed)
+            hub.beats.owed(request.session for request, _ in allowed)
             return {}, {}
         shown: Mapping[str, Shown] = {}
         try:
@@ -229,7 +230,7 @@ class Watcher:
         rows = [row for topic in topics for row in hub.drop(session, topic)]
         try:
             if rows:
-                async with hub.leasing:
+                async with hub.beats.leasing:
                     await hub.release(rows)
                     await sessions.ainterest([(session.user, session.sid, "-", [topic.name for topic in topics])])
         finally:
@@ -244,15 +245,16 @@ class Watcher:
         topics = [topic for topic, sent in session.watches.items() if sent > ASKED]
         for topic in topics:
             topic.changed = Topic.OWN
-        async with hub.leasing:
-            await hub.write(session)
+        async with hub.beats.leasing:
+            if session.joined:
+                await hub.beats.attend([whole(session)])
             # Tabs that go out of sight and keep a rate only change their role: no crossing. Parked ones leave.
             wanted = [leases.Watch(t.name, session.member, session.kind(t), None, session.kind(t) != "parked") for t in topics]
             renewed = await leases.arenew(wanted)
             parked = [(t.name, session.member, "watch") for t in topics if session.kind(t) == "parked"]
             await hub.release(parked)
         if visible:
-            hub.learn(renewed)
+            hub.beats.learn(renewed)
             for topic in topics:
                 newest = max(topic.version, renewed[topic.name].version)
                 if topic in session.watches and session.watches[topic] < newest:

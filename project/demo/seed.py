@@ -26,13 +26,14 @@ PEOPLE = {
     "hana": "Hana Sato",
     "ivo": "Ivo Petrov",
     "juno": "Juno Park",
+    "kofi": "Kofi Mensah",
     NEWS: "Evening Post",
 }
 ROOMS = {
     "Kitchen": ("ada", "bo", "carmen", "dele", "elif", "finn"),
     "Release": ("ada", "bo", "grace", "hana"),
     "Bicycles": ("carmen", "finn", "ivo", "juno", "ada"),
-    "Book club": ("dele", "elif", "grace", "juno"),
+    "Book club": ("dele", "elif", "grace", "juno", "kofi"),
     "Ada and Bo": ("ada", "bo"),
 }
 TILES = (

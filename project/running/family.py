@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from project.running import keeper
 
 GRACE = 8.0
 RESTARTS = 3
 RESTART_WINDOW = 60.0
+OnDeath = Literal["restart", "fail", "ignore"]
 
 
 class ChildFailed(Exception):
@@ -34,7 +35,7 @@ class Child:
     command: list[str]
     log: Path
     process: subprocess.Popen[bytes]
-    restart: bool = True
+    on_death: OnDeath = "restart"
     pass_fds: tuple[int, ...] = ()
     restarts: list[float] = field(default_factory=list)
 
@@ -87,11 +88,13 @@ class Family:
         *,
         ready: Callable[[], bool] | None = None,
         seconds: float = 30,
-        restart: bool = True,
+        on_death: OnDeath = "restart",
         pass_fds: Sequence[int] = (),
         console: bool = False,
     ) -> Child:
         """Start a child and wait until `ready()`. With `console` its output goes where this process's goes, not into a log.
+
+        `on_death` says what `check` does when it has ended: start it again, fail as nothing works without it, or nothing.
 
         Raises:
             ChildFailed: it ended or was not ready in time.
@@ -99,7 +102,7 @@ class Family:
         argv = [str(part) for part in command]
         log = self.logs / f"{name}.log"
         log.unlink(missing_ok=True)
-        child = Child(name, argv, log, self._spawn(argv, log, pass_fds, console), restart, tuple(pass_fds))
+        child = Child(name, argv, log, self._spawn(argv, log, pass_fds, console), on_death, tuple(pass_fds))
         self.children[name] = child
         deadline = time.monotonic() + seconds
         while ready is not None and not ready():
@@ -116,7 +119,7 @@ class Family:
         Raises:
             ChildFailed: it ended with an error.
         """
-        child = self.start(name, command, restart=False)
+        child = self.start(name, command, on_death="ignore")
         code = child.process.wait()
         self._forget(name)
         if code:
@@ -156,14 +159,14 @@ class Family:
             ChildFailed: a child that may not be restarted died, or one died too often.
         """
         for name, child in list(self.children.items()):
-            if child.alive:
+            if child.alive or child.on_death == "ignore":
                 continue
             code, now = child.process.returncode, time.monotonic()
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             tail = child.tail()
             self._forget(name)
             recent = [t for t in child.restarts if t > now - RESTART_WINDOW]
-            if not child.restart:
+            if child.on_death == "fail":
                 raise ChildFailed(f"{name} {how}; nothing works without it.\n{tail}")
             if len(recent) >= RESTARTS:
                 raise ChildFailed(f"{name} {how}, {len(recent) + 1} times within a minute.\n{tail}")
@@ -197,5 +200,5 @@ class Family:
     def _farewells(self) -> Iterator[list[Child]]:
         """Whoever needs another ends before it: everything else first, what may not be restarted (Redis) last."""
         living = [child for child in self.children.values() if child.alive]
-        yield [child for child in living if child.restart]
-        yield [child for child in living if not child.restart]
+        yield [child for child in living if child.on_death != "fail"]
+        yield [child for child in living if child.on_death == "fail"]

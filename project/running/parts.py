@@ -90,7 +90,7 @@ class Valkey:
             *("--save", "", "--appendonly", "no", "--dir", self.folder.name, "--daemonize", "no", "--maxclients", "4000"),
         ]
         try:
-            family.start("valkey", command, ready=lambda: answers(self.url), seconds=15, restart=False)
+            family.start("valkey", command, ready=lambda: answers(self.url), seconds=15, on_death="fail")
         except (ChildFailed, OSError) as error:
             raise CannotStart(f"Valkey cannot start: {error}") from None
 

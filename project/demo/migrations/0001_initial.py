@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
                 ),
                 ("subject", models.CharField(blank=True, max_length=60, verbose_name="subject")),
                 ("interval", models.BigIntegerField(verbose_name="interval")),
-                ("title", models.CharField(max_length=120, verbose_name="title")),
+                ("label", models.CharField(blank=True, max_length=120, verbose_name="about")),
                 ("count", models.PositiveIntegerField(default=1, verbose_name="count")),
                 ("first_at", models.DateTimeField(default=django.utils.timezone.now, verbose_name="first")),
                 ("last_at", models.DateTimeField(default=django.utils.timezone.now, verbose_name="last")),

@@ -106,12 +106,11 @@ class Command(BaseCommand):
                 "begun": begun,
             }
             family.env[INSIDE] = json.dumps(inner)
-            replay = family.start("replay", parts.manage("replay", *_again(options)), restart=False, console=True)
+            replay = family.start("replay", parts.manage("replay", *_again(options)), on_death="ignore", console=True)
             del family.env[INSIDE]
             while replay.alive:
+                family.check()
                 time.sleep(0.1)
-                if replay.alive:
-                    family.check()
             return int(replay.process.returncode)
 
     def inside(self, lines: list[Any], graph: list[tuple[str, str]] | None, options: dict[str, Any]) -> None:

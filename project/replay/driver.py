@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import django_rq
+from django.conf import settings
 from django.db import transaction
+from rq import Worker
 
 import visibility
 from project.demo import services, soft
@@ -43,11 +45,10 @@ class Outcome:
 class Driver:
     """Runs a plan. Everything that writes, and the reads that are compared with the source, happen in the calling thread."""
 
-    def __init__(self, world: World, watchers: Watchers, tick: Callable[[int, str], None], victim: int = 0) -> None:
-        self.world, self.watchers, self.tick, self.victim = world, watchers, tick, victim
+    def __init__(self, world: World, watchers: Watchers, tick: Callable[[int, str], None], kill: bool = False) -> None:
+        self.world, self.watchers, self.tick, self.to_kill = world, watchers, tick, kill
         self.outcome = Outcome()
         self.random = random.Random(11)
-        self.idle: list[str] = []
 
     def run(self, steps: Sequence[Step], messages: int) -> Outcome:
         """Carry out every step at its time (later, if the machine cannot keep up; then everything after it is later too)."""
@@ -60,7 +61,7 @@ class Driver:
                 begun -= wait
                 self.outcome.late -= wait
             self.take(step)
-            if self.victim and self.outcome.messages >= messages // 2:
+            if self.to_kill and self.outcome.messages >= messages // 2:
                 self.kill()
         self.settle()
         self.outcome.work = soft.meter()
@@ -127,10 +128,15 @@ class Driver:
             self.outcome.stale.append(f"{resource} {found.state} version {found.version} after message {self.outcome.messages}")
 
     def kill(self) -> None:
-        """SIGKILL to a worker, as a machine that loses power would; whoever started it starts another."""
-        with suppress(ProcessLookupError):
-            os.kill(self.victim, signal.SIGKILL)
-        self.outcome.killed, self.victim = self.victim, 0
+        """SIGKILL to a worker of the first lane; whoever started it starts another."""
+        self.to_kill = False
+        lane = next(iter(settings.VISIBILITY["LANES"].values()))
+        for worker in Worker.all(queue=django_rq.get_queue(lane["queue"])):
+            if worker.pid:
+                os.kill(worker.pid, signal.SIGKILL)
+                self.outcome.killed = worker.pid
+                sys.stderr.write(f"\nkilled worker process {worker.pid}\n")
+                return
 
     def settle(self) -> None:
         """Wait until every tab shows the source, or the longest promise and then some is over."""

@@ -123,9 +123,9 @@ def asgi(server: str, listener: socket.socket) -> list[str]:
     return [sys.executable, "-m", "daphne", "--fd", fd, "-v", "0", "project.asgi:application"]
 
 
-def worker(lane: str) -> list[str]:
-    """The command line of one worker of a lane."""
-    return manage("visibility_worker", lane)
+def workers() -> list[str]:
+    """The command line of the workers of every lane, with the maintenance loop."""
+    return manage("visibility_worker")
 
 
 def wait_for_http(server: Child, host: str, port: int, seconds: float = 60) -> None:

@@ -81,8 +81,7 @@ class Command(BaseCommand):
         said = family.run("load", parts.manage("load_demo", "--crowd", str(options["crowd"])))
         loaded = json.loads(said.strip().splitlines()[-1])
         server = family.start("server", parts.asgi(options["server"], listener), pass_fds=[listener.fileno()])
-        for lane in settings.VISIBILITY["LANES"]:
-            family.start(f"worker-{lane}", parts.worker(lane))
+        family.start("workers", parts.workers())
         if not options["quiet"]:
             family.start("life", parts.manage("life"))
         parts.wait_for_http(server, host, port)

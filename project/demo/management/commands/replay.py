@@ -11,7 +11,6 @@ from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from project.demo.management.commands.demo import Stopped, stop_on_signals
@@ -98,14 +97,9 @@ class Command(BaseCommand):
                 valkey.start(family)
             family.run("migrate", parts.manage("migrate", "--verbosity", "0", "--no-input"))
             server = family.start("server", parts.asgi(options["server"], listener), pass_fds=[listener.fileno()])
-            workers = {lane: family.start(f"worker-{lane}", parts.worker(lane)) for lane in settings.VISIBILITY["LANES"]}
+            family.start("workers", parts.workers())
             parts.wait_for_http(server, *listener.getsockname()[:2])
-            inner = {
-                "port": listener.getsockname()[1],
-                "victim": next(iter(workers.values())).pid if options["kill_worker"] else 0,
-                "begun": begun,
-            }
-            family.env[INSIDE] = json.dumps(inner)
+            family.env[INSIDE] = json.dumps({"port": listener.getsockname()[1], "begun": begun})
             replay = family.start("replay", parts.manage("replay", *_again(options)), on_death="ignore", console=True)
             del family.env[INSIDE]
             while replay.alive:
@@ -126,7 +120,7 @@ class Command(BaseCommand):
         world = World(lines, followers(lines, graph))
         watchers = Watchers(f"ws://{host}/ws/visibility/", f"http://{host}")
         try:
-            driver = Driver(world, watchers, Progress(len(lines)), inner["victim"])
+            driver = Driver(world, watchers, Progress(len(lines)), options["kill_worker"])
             outcome = driver.run(plan(lines, len(lines) / (PACE * options["speed"])), len(lines))
         finally:
             watchers.close()
@@ -148,4 +142,4 @@ def _again(options: dict[str, Any]) -> list[str]:
     out = [str(options["trace"]), "--speed", str(options["speed"])]
     out += ["--graph", str(options["graph"])] if options["graph"] else []
     out += ["--limit", str(options["limit"])] if options["limit"] else []
-    return out + (["--json"] if options["json"] else [])
+    return out + [f"--{name.replace('_', '-')}" for name in ("json", "kill_worker") if options[name]]

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from visibility import frames, presence
+from visibility import frames
 from visibility.batches import Batches
 from visibility.beats import Beats, whole
 from visibility.conf import settings
@@ -29,6 +29,7 @@ from visibility.exceptions import RedisAway
 from visibility.fanout import Fanout
 from visibility.frames import HEARTBEAT_LOST, SLOW_READER
 from visibility.groups import Groups
+from visibility.presence import announce_users, asweep, heard_by_anybody
 from visibility.proving import Proving
 from visibility.push import in_thread
 from visibility.sockets import ASKED, Send, Session, Topic
@@ -135,8 +136,8 @@ class Hub:
             async with self.beats.leasing:
                 await self.release([row for _, rows in left for row in rows])
                 offline = await sessions.aleave(gone) if gone else []
-            if offline and presence.heard_by_anybody():
-                await in_thread(presence.announce_users)(offline=offline)
+            if offline and heard_by_anybody():
+                await in_thread(announce_users)(offline=offline)
         return [None] * len(left)
 
     # Topics and leases
@@ -271,8 +272,8 @@ class Hub:
         await self.fanout.count(settings.HEARTBEAT)
         if self._sweep_at and now >= self._sweep_at:
             self._sweep_at = 0.0
-            if presence.heard_by_anybody():
-                self.spawn(presence.asweep())
+            if heard_by_anybody():
+                self.spawn(asweep())
 
 
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from visibility import dirty, read
+from visibility import dirty
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.push import in_thread
+from visibility.rounds import refresh, verdict
 from visibility.soft import clock, pending, snapshots
 from visibility.soft.pending import Look
 from visibility.soft.snapshots import Stored
@@ -61,10 +62,10 @@ def _vouched(looks: Mapping[str, Look]) -> tuple[dict[str, Shown], dict[str, Loo
         clock.seen(seen.now_ms)
         data_type = registry.get(name.partition(":")[0])
         stored = snapshots.unpack(seen.raw, data_type.schema)
-        if coming(seen):
-            shown[name] = Shown(stored, "stale", 0)
-        elif stored is not None and seen.fresh == stored.version and seen.now_ms < stored.soft_ms:
+        if stored is not None and seen.fresh == stored.version and seen.now_ms < stored.soft_ms:
             shown[name] = Shown(stored, "fresh", 0)
+        elif coming(seen) and (seen.hot or stored is None):
+            shown[name] = Shown(stored, "stale", 0)
         else:
             rest[name] = seen
     return shown, rest
@@ -85,21 +86,20 @@ def judge(looks: Mapping[str, Look]) -> dict[str, Shown]:
         for name in names:
             seen, mark = looks[name], marks[name[cut:]]
             stored = snapshots.unpack(seen.raw, data_type.schema)
-            action = read.verdict(stored, seen.pending, mark, seen.now_ms)
-            if seen.claim_ms is not None and stored is not None and mark.same(stored.stamp):
-                out[name] = Shown(stored, "stale", 0)
-            elif action == "serve":
+            action = verdict(stored, seen.pending, mark, seen.now_ms)
+            if action == "serve":
                 trusted[name] = seen
                 out[name] = Shown(stored, "fresh", 0)
-            else:
-                # Not before its back-off is over: a build that keeps failing is not asked for by everybody who looks.
-                if not mark.quarantined and seen.not_before_ms <= seen.now_ms:
-                    wanted.append(name)
-                out[name] = Shown(stored, "stale", mark.missed(stored.stamp) if stored else mark.changes)
+                continue
+            out[name] = Shown(stored, "stale", mark.missed(stored.stamp) if stored else mark.changes)
+            enough = seen.claim_ms is not None and stored is not None and mark.same(stored.stamp)
+            # Not before its back-off is over: a build that keeps failing is not asked for by everybody who looks.
+            if not enough and not coming(seen) and not mark.quarantined and seen.not_before_ms <= seen.now_ms:
+                wanted.append(name)
         if trusted:
             pending.trust(data_type.lane, trusted)
         if wanted:
-            read.refresh(data_type, wanted)
+            refresh(data_type, wanted)
     return out
 
 

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from visibility import frames, presence
+from visibility import frames
 from visibility.exceptions import RedisAway
+from visibility.presence import announce, announce_users, heard_by_anybody
 from visibility.push import in_thread
 from visibility.sockets import ASKED, Session
 from visibility.soft import leases, sessions
@@ -136,8 +137,8 @@ class Beats:
             again = [whole(s) for sid in done.gone if (s := hub.sessions.get(sid)) is not None]
             more = await sessions.aattend(hub.node, hub.process, again)
             online, lapsed = online + more.online, lapsed + more.lapsed
-        if online and presence.heard_by_anybody():
-            hub.spawn(in_thread(presence.announce_users)(online, (), lapsed))
+        if online and heard_by_anybody():
+            hub.spawn(in_thread(announce_users)(online, (), lapsed))
         hub.proving.news(done.access)
         return set(done.refused)
 
@@ -154,8 +155,8 @@ class Beats:
     def announce(self, renewed: Mapping[str, Renewed]) -> None:
         """Send what leases crossed, from a thread; it need not be waited for."""
         crossed = {name: one for name, one in renewed.items() if one.created}
-        if crossed and presence.heard_by_anybody():
-            self._hub.spawn(in_thread(presence.announce)(crossed))
+        if crossed and heard_by_anybody():
+            self._hub.spawn(in_thread(announce)(crossed))
 
     def _pong(self, session: Session, have: Mapping[str, int], renewed: Mapping[str, Renewed]) -> None:
         versions: dict[str, int] = {}

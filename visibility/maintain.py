@@ -6,7 +6,7 @@
 | promote | 1 s | visible resources with a standing mark go to their lane, oldest first, as far as there is room |
 | presence | 1 s | announces what became hidden and who went offline |
 | outbox | 2 s | takes events through the gate whose process died, or that came while Redis was away |
-| audit | 2 s | a page of the visible resources that depend on scopes: promotes those whose snapshot is behind |
+| audit | 2 s | visible resources that no lease vouches for, page by page: promotes those whose snapshot is behind their marks |
 | precompute | 2 s | with `PRECOMPUTE`, while all lanes are idle: builds hidden dirty resources on the last lane |
 | freshness | 10 s | carries metrics over into rollups, judges the promises |
 | prune | 60 s | deletes events, marks, natural keys and versions that have served |
@@ -29,7 +29,7 @@ from django.db import close_old_connections, models, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from visibility import dirty, freshness, metrics, pressure
+from visibility import dirty, freshness, gate, metrics, presence, pressure
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import RedisAway
@@ -44,7 +44,8 @@ PRECOMPUTER = "visibility.recompute.enqueue_precompute"
 WHOLE = 2_000
 PAGE = 500
 PAGES = 4
-AUDIT_PAGE = 200
+AUDIT_PAGE = 1_000
+SWEEPS = 10
 PRUNE_BATCH = 2_000
 _cursors: dict[str, tuple[datetime, str] | None] = {}
 _started = False
@@ -117,53 +118,57 @@ def _dirty_visible(name: str) -> dict[str, datetime]:
 
 
 def audit(now: datetime) -> int:
-    """Look at a page of visible resources of each type with scopes; those whose marks moved go to their lane.
+    """Walk on through the visible resources: where nothing is pending and nothing is trusted, compare snapshot and marks.
 
-    A scope's mark names no resource, so that promotion does not see it: this finds what a flood, a failover of Redis or a lost
-    process left behind. The first snapshot of a resource is its watcher's or reader's matter.
+    A scope's mark names no resource, so that promotion does not see it: this finds what a flood or a lost process left behind.
+    The first snapshot of a resource is its watcher's or reader's matter.
     """
     total = 0
     for data_type, lane in _lanes():
-        if not data_type.has_scopes or not (room := pressure.room(lane)):
+        room = pressure.room(lane)
+        if not room:
             continue
-        keys = upkeep.walk_visible(data_type.name, min(AUDIT_PAGE, room))
-        for start in range(0, len(keys), dirty.CHUNK):
-            total += _audit(data_type, lane, keys[start : start + dirty.CHUNK])
+        keys = upkeep.walk_visible(data_type.name, AUDIT_PAGE)
+        names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[:room]
+        for start in range(0, len(names), dirty.CHUNK):
+            total += _audit(data_type, lane, names[start : start + dirty.CHUNK])
     return total
 
 
-def _audit(data_type: DataType, lane: Lane, keys: list[str]) -> int:
-    visible = leases.visible_among(data_type.name, keys)
-    rest = upkeep.at_rest(lane.name, [f"{data_type.name}:{key}" for key in keys if key in visible])
-    looks = pending.look(lane.name, rest)
+def _audit(data_type: DataType, lane: Lane, names: list[str]) -> int:
+    looks = pending.look(lane.name, names)
     cut = len(data_type.name) + 1
     marks = dirty.marks(data_type, [name[cut:] for name in looks])
     behind: dict[str, int] = {}
+    current: dict[str, pending.Look] = {}
     for name, seen in looks.items():
-        stored, key = snapshots.unpack(seen.raw, data_type.schema), name[cut:]
-        if stored is not None and not marks[key].same(stored.stamp) and not marks[key].quarantined:
-            behind[key] = seen.now_ms
-    if behind:
-        metrics.count("promoted", len(behind), data_type=data_type.name)
-        return pend_behind(data_type, lane, behind)
-    return 0
+        stored, mark = snapshots.unpack(seen.raw, data_type.schema), marks[name[cut:]]
+        if stored is None or seen.visible_ms <= 0 or seen.queued:
+            continue
+        if mark.same(stored.stamp):
+            current[name] = seen
+        elif not mark.quarantined:
+            behind[name[cut:]] = seen.now_ms
+    pending.trust(lane.name, current)
+    if not behind:
+        return 0
+    metrics.count("promoted", len(behind), data_type=data_type.name)
+    return pend_behind(data_type, lane, behind)
 
 
 def sweep_presence(now: datetime) -> int:
     """Announce what became hidden and who went offline."""
-    try:
-        from visibility import presence
-    except ImportError:
-        return 0
-    return presence.sweep()
+    total = 0
+    for _round in range(SWEEPS):
+        done = presence.sweep()
+        total += done
+        if not done:
+            break
+    return total
 
 
 def redrive(now: datetime) -> int:
     """Take over events that nobody finished."""
-    try:
-        from visibility import gate
-    except ImportError:
-        return 0
     return gate.redrive()
 
 

@@ -1,0 +1,438 @@
+"""Events: what changed, asked for its audiences at once, written to the outbox, and handed to the gate after the commit.
+
+One gate pass a transaction, before the host's own commit hooks. The hooks stand as one block at the front of
+`run_on_commit`: a group of events for each set of savepoints that was open, so that a savepoint's rollback takes its group
+away, and behind them the pass itself. Inside a `TestCase` each event is a hook of its own, where
+`captureOnCommitCallbacks` looks for it. In autocommit the pass runs at once. Nothing here raises into the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.conf import settings as django_settings
+from django.db import connections, models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from visibility import audience, outbox
+from visibility.audience import Part
+from visibility.conf import settings
+from visibility.datatypes import Change, DataType, Handler
+from visibility.models import DirtyFlag, Event, event_id
+from visibility.points import reach
+
+logger = logging.getLogger("visibility")
+KEPT_KEYS = 1_000
+EARLY_KEYS = 10_000
+_SECRET = re.compile(r"pass|secret|token|credential|hash|salt|signature|otp|pin\b", re.IGNORECASE)
+
+
+class Route(NamedTuple):
+    """The `@on` methods of one data type for one model and action, each with its `fields` filter."""
+
+    data_type: DataType
+    handlers: tuple[tuple[Handler, frozenset[str] | None], ...]
+
+    def takes(self, update_fields: frozenset[str] | None) -> bool:
+        return any(f is None or update_fields is None or not f.isdisjoint(update_fields) for _, f in self.handlers)
+
+
+class Reload(NamedTuple):
+    """Instances that are loaded, and asked for, only after the commit.
+
+    `values` are fields as they were at the change; `broken` are types whose methods failed then, so that nothing is known of
+    their audience.
+    """
+
+    model: type[models.Model]
+    pks: Sequence[Any]
+    action: str
+    routes: tuple[Route, ...]
+    update_fields: frozenset[str] | None = None
+    values: Mapping[str, Any] | None = None
+    broken: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """An event on its way to the gate. `left` names what is to do by data type where another pass has done the rest."""
+
+    id: UUID
+    using: str
+    at: float
+    audiences: dict[str, list[Part]] = field(default_factory=dict)
+    reload: Reload | None = None
+    failed: set[str] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+    tenant: str = ""
+    outbox: str | None = None
+    row: outbox.Row | None = None
+    left: Mapping[str, str] | None = None
+    lost: set[str] = field(default_factory=set)
+
+    def add(self, data_type: str, parts: Iterable[Part]) -> None:
+        self.audiences.setdefault(data_type, []).extend(parts)
+
+
+class _Fence:
+    """A savepoint before the first query of a handler: what fails in there must not break the host's transaction."""
+
+    __slots__ = ("connection", "on", "rollback", "sid")
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection, self.sid, self.on = connection, None, False
+        self.rollback = connection.needs_rollback
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if not self.on:
+            # Set first: the savepoint's own statement comes through here, too.
+            self.on = True
+            self.sid = self.connection.savepoint()
+        return execute(sql, params, many, context)
+
+    def __enter__(self) -> None:
+        self.connection.execute_wrappers.append(self)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.connection.execute_wrappers.remove(self)
+        if self.sid is None:
+            return
+        if kind is None:
+            self.connection.savepoint_commit(self.sid)
+        else:
+            self.connection.savepoint_rollback(self.sid)
+            self.connection.needs_rollback = self.rollback
+
+
+def ask(
+    item: Collected,
+    instance: models.Model,
+    action: str,
+    routes: Sequence[Route],
+    update_fields: frozenset[str] | None = None,
+    gone: frozenset[str] = frozenset(),
+) -> None:
+    """Run the `@on` methods for one instance. One that raises is logged, noted and left for a later pass.
+
+    Args:
+        gone: tables whose rows are about to go: an audience that reads one of them is evaluated now.
+    """
+    change = Change(instance=instance, action=action, event_id=str(item.id), using=item.using, update_fields=update_fields)
+    connection = connections[item.using]
+    for data_type, handlers in routes:
+        for handler, fields in handlers:
+            if fields is not None and update_fields is not None and fields.isdisjoint(update_fields):
+                continue
+            try:
+                if connection.in_atomic_block:
+                    with _Fence(connection):
+                        parts, complaints = _answer(data_type, handler, change, gone)
+                else:
+                    parts, complaints = _answer(data_type, handler, change, gone)
+            except Exception as error:
+                logger.exception("%s.%s failed for %s", data_type.name, getattr(handler, "__name__", handler), item.id)
+                item.failed.add(data_type.name)
+                item.errors.append(f"{data_type.name}: {type(error).__name__}: {error}")
+                continue
+            if parts:
+                item.audiences.setdefault(data_type.name, []).extend(parts)
+            if complaints:
+                item.errors += (f"{data_type.name}: {text}" for text in complaints)
+                logger.warning("%s.%s: %s", data_type.name, getattr(handler, "__name__", handler), "; ".join(complaints))
+
+
+def _answer(data_type: DataType, handler: Handler, change: Change, gone: frozenset[str]) -> tuple[list[Part], list[str]]:
+    parts, complaints = audience.parts_of(data_type, handler(change))
+    if gone:
+        parts = [_early(data_type, part, gone) for part in parts]
+    return parts, complaints
+
+
+def _early(data_type: DataType, part: Part, gone: frozenset[str]) -> Part:
+    queryset = part.queryset
+    if queryset is None or not audience.touches(queryset, gone):
+        return part
+    keys: list[str] = []
+    for chunk in audience.walk(audience.on_primary(queryset), data_type):
+        keys += chunk
+        if len(keys) > EARLY_KEYS:
+            logger.warning(
+                "%s: an audience read from rows that are about to be deleted has over %d keys; declare @on(%s) as well",
+                data_type.name, EARLY_KEYS, queryset.model._meta.label,
+            )  # fmt: skip
+            return part
+    return part._replace(keys=tuple(dict.fromkeys(keys)), queryset=None, early=True)
+
+
+def collect(
+    instance: models.Model,
+    action: str,
+    using: str,
+    routes: Sequence[Route],
+    update_fields: frozenset[str] | None = None,
+    gone: frozenset[str] = frozenset(),
+    before: Mapping[str, list[Part]] | None = None,
+) -> None:
+    """An instance changed: ask for its audiences now, while it is as it is, and let the gate run after the commit.
+
+    Args:
+        gone: see `ask`.
+        before: audiences that were asked for before the change (`losing`).
+    """
+    item = Collected(event_id(), using, time.time())
+    for name, parts in (before or {}).items():
+        item.add(name, parts)
+    ask(item, instance, action, routes, update_fields, gone)
+    if not item.audiences and not item.failed:
+        return
+    row = None
+    if must_write(routes, item):
+        meta = instance._meta
+        names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
+        row = outbox.Row(
+            item.id, Event.Source.MODEL.value, names, stamp(item.at), meta.label, "" if instance.pk is None else str(instance.pk), action, using,
+            body=_body(item, instance, action, update_fields), error="; ".join(item.errors)[:2000],
+        )  # fmt: skip
+    submit(item, row)
+
+
+def losing(
+    instance: models.Model, action: str, using: str, routes: Sequence[Route], gone: frozenset[str]
+) -> dict[str, list[Part]]:
+    """The audiences that are read from rows about to go, evaluated now; keep them for the `collect` after it."""
+    item = Collected(event_id(), using, time.time())
+    ask(item, instance, action, routes, None, gone)
+    early = {name: [part for part in parts if part.early] for name, parts in item.audiences.items()}
+    return {name: parts for name, parts in early.items() if parts}
+
+
+def collect_later(
+    model: type[models.Model],
+    pks: Sequence[Any],
+    action: str,
+    using: str,
+    routes: tuple[Route, ...],
+    update_fields: frozenset[str] | None = None,
+    source: str = Event.Source.MODEL.value,
+) -> None:
+    """Rows changed that are not at hand: they are loaded, and asked for, after the commit. Give at most 500 keys."""
+    routes = tuple(route for route in routes if route.takes(update_fields))
+    if not routes or not pks:
+        return
+    item = Collected(event_id(), using, time.time())
+    item.reload = Reload(model, pks, action, routes, update_fields)
+    row = None
+    if must_write(routes):
+        names = [route.data_type.name for route in routes]
+        body = {"again": names, "pks": [str(pk) for pk in pks]}
+        if update_fields is not None:
+            body["update_fields"] = sorted(update_fields)
+        one = str(pks[0]) if len(pks) == 1 else ""
+        row = outbox.Row(item.id, source, names, stamp(item.at), model._meta.label, one, action, using, body=body)
+    submit(item, row)
+
+
+def must_write(routes: Sequence[Route], item: Collected | None = None) -> bool:
+    """Whether the event needs a row: a type it concerns must be delivered, or another process runs the gate."""
+    for route in routes:
+        if route.data_type.must_deliver:
+            name = route.data_type.name
+            if item is None or name in item.audiences or name in item.failed:
+                return True
+    return bool(settings.GATE == "worker")
+
+
+def stamp(at: float) -> datetime:
+    """A time for a DateTimeField, as this project keeps it."""
+    return datetime.fromtimestamp(at, UTC) if django_settings.USE_TZ else datetime.fromtimestamp(at)
+
+
+@lru_cache(maxsize=512)
+def kept_fields(model: type[models.Model]) -> tuple[models.Field[Any, Any], ...]:
+    """The fields whose values an event keeps, so that a later process can ask again: keys, relations, numbers, dates, flags and
+    short text, nothing that looks like a secret."""
+    simple = (
+        models.IntegerField, models.BooleanField, models.UUIDField, models.DateField, models.TimeField, models.DecimalField,
+    )  # fmt: skip
+
+    def keeps(one: models.Field[Any, Any]) -> bool:
+        if one.primary_key or one.is_relation or isinstance(one, simple):
+            return True
+        short = isinstance(one, models.CharField) and one.max_length is not None and one.max_length <= 100
+        return short and not _SECRET.search(one.name)
+
+    return tuple(one for one in model._meta.concrete_fields if keeps(one))
+
+
+def _values(instance: models.Model) -> dict[str, Any]:
+    # Straight from the instance: what is deferred stays so, without a query.
+    have = instance.__dict__
+    values = {one.attname: have[one.attname] for one in kept_fields(type(instance)) if one.attname in have}
+    return {name: value for name, value in values.items() if not hasattr(value, "resolve_expression")}
+
+
+def _body(item: Collected, instance: models.Model, action: str, update_fields: frozenset[str] | None) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    again = set(item.failed)
+    if item.audiences:
+        body["audience"] = {name: rows_of(parts, again, name, action) for name, parts in item.audiences.items()}
+    if again:
+        body["again"] = sorted(again)
+        body["fields"] = _values(instance)
+        if item.failed:
+            body["failed"] = sorted(item.failed)
+        if update_fields is not None:
+            body["update_fields"] = sorted(update_fields)
+    return body
+
+
+def rows_of(parts: Sequence[Part], again: set[str], name: str, action: str = "") -> list[dict[str, Any]]:
+    """Audiences as JSON. What cannot be kept puts the type's name into `again`: its methods are asked once more."""
+    out = []
+    for part in parts:
+        row: dict[str, Any] = {}
+        if part.scope is not None:
+            row["scope"] = part.scope
+        if part.kind:
+            row["kind"] = part.kind
+        if part.queryset is not None:
+            again.add(name)
+        elif len(part.keys) <= KEPT_KEYS or action == "deleted":
+            row["keys"] = part.keys
+        else:
+            again.add(name)
+        out.append(row)
+    return out
+
+
+def submit(item: Collected, row: outbox.Row | None) -> None:
+    """Write the event's row, where it needs one, and let the gate take it after the commit."""
+    connection = connections[item.using]
+    if row is not None:
+        if outbox.write(connection, row):
+            item.outbox = connection.alias
+        else:
+            item.row = row
+        reach("event.written")
+    after_commit(connection, item)
+
+
+class _Group:
+    """Events collected while the same savepoints were open."""
+
+    __slots__ = ("items", "pass_")
+
+    def __init__(self, pass_: _Pass) -> None:
+        self.pass_ = pass_
+        self.items: list[Collected] = []
+
+    def committed(self) -> None:
+        self.pass_.ready += self.items
+
+
+class _Pass:
+    """The gate pass of one transaction, behind its groups. The other fields find the group of the next event quickly."""
+
+    __slots__ = ("group", "hooks", "ids", "ready")
+
+    def __init__(self) -> None:
+        self.ready: list[Collected] = []
+        self.hooks: list[Any] = []
+        self.ids: list[str | None] = []
+        self.group = _Group(self)
+
+    def run(self) -> None:
+        deliver(self.ready)
+
+
+class _Alone:
+    """The gate pass of one event."""
+
+    def __init__(self, item: Collected) -> None:
+        self.item = item
+
+    def run(self) -> None:
+        deliver([self.item])
+
+
+def after_commit(connection: BaseDatabaseWrapper, item: Collected) -> None:
+    """Hand the event to the gate once what is open on this connection has been committed."""
+    hooks = connection.run_on_commit
+    now: _Pass | None = connection.__dict__.get("visibility_pass")
+    if now is not None and now.hooks is hooks and hooks and now.ids == connection.savepoint_ids:
+        now.group.items.append(item)
+    elif not connection.in_atomic_block and connection.get_autocommit():
+        deliver([item])
+    elif _in_testcase(connection):
+        connection.on_commit(_Alone(item).run, robust=True)
+    else:
+        _group(connection).items.append(item)
+
+
+def _group(connection: BaseDatabaseWrapper) -> _Group:
+    """The group for the savepoints that are open now, its hook at the front, before the pass.
+
+    Savepoints that were released meanwhile can no longer be rolled back alone: their groups join the one around them, so
+    that there are never more groups than open savepoints.
+    """
+    hooks: list[Any] = connection.run_on_commit
+    active = [sid for sid in connection.savepoint_ids if sid is not None]
+    own: list[tuple[int, set[Any], _Group]] = []
+    now: _Pass | None = None
+    for n, (sids, func, _robust) in enumerate(hooks):
+        owner = getattr(func, "__self__", None)
+        if type(owner) is _Group:
+            own.append((n, sids, owner))
+        elif type(owner) is _Pass:
+            now = owner
+            break
+    if now is None:
+        now, own = _Pass(), []
+        hooks.insert(0, (set(), now.run, True))
+    groups: dict[tuple[str, ...], _Group] = {}
+    for _n, sids, group in own:
+        groups.setdefault(tuple(sid for sid in active if sid in sids), _Group(now)).items += group.items
+    current = groups.setdefault(tuple(active), _Group(now))
+    for n, _sids, _group in reversed(own):
+        del hooks[n]
+    place = next(n for n, (_, func, _) in enumerate(hooks) if getattr(func, "__self__", None) is now)
+    hooks[place:place] = [
+        (set(ids), group.committed, True) for ids, group in sorted(groups.items(), key=lambda pair: len(pair[0]))
+    ]
+    now.hooks, now.ids, now.group = hooks, list(connection.savepoint_ids), current
+    connection.__dict__["visibility_pass"] = now
+    return current
+
+
+def _in_testcase(connection: BaseDatabaseWrapper) -> bool:
+    return any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
+def deliver(items: Sequence[Collected]) -> None:
+    """Run the gate over committed events. Never raises: what goes wrong is logged, and the outbox has the rest."""
+    if not items:
+        return
+    try:
+        connection = connections[router.db_for_write(DirtyFlag)]
+        if not _in_testcase(connection):
+            if connection.in_atomic_block:
+                # The change is committed on one database while a transaction on the marks' own is still open: a mark made
+                # now would go with that one's rollback.
+                for item in items:
+                    after_commit(connection, item)
+                return
+            if not connection.get_autocommit():
+                return
+        from visibility import gate
+
+        gate.run(items)
+    except Exception:
+        logger.exception("the gate failed; %d events wait for the maintenance loop", len(items))

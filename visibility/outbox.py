@@ -1,0 +1,264 @@
+"""The rows of the event log that doubles as outbox: written in the change's own transaction, finished by a gate pass.
+
+A row is unprocessed while `processed_at` is null. `retry_at` keeps other processes off: it is a claim while a pass runs, and
+the back-off after one that left something to do. What is left, by data type, stands in `decision[type]["left"]`: `look` where
+everything was marked while Redis was away and only the visible ones are still to be found, else `all`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import DatabaseError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.constants import OnConflict
+from django.utils import timezone
+
+from visibility.models import Event
+
+logger = logging.getLogger("visibility")
+COLUMNS = (
+    "id", "source", "data_type", "model", "object_pk", "action", "using", "external_id", "version", "tenant", "body",
+    "created_at", "error",
+)  # fmt: skip
+CHUNK = 500
+CLAIM = 60
+ABSENT_SECONDS = 30.0
+MAX_ATTEMPTS = 20
+MAX_DELAY = 600
+LOOK, ALL = "look", "all"
+
+_encode: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str).encode
+_proven: set[str] = set()
+_absent: dict[str, float] = {}
+
+
+class Statement(NamedTuple):
+    """The insert of one row, ready for a kind of database; `ignoring` does nothing where the external id is taken."""
+
+    sql: str
+    ignoring: str
+    native_uuid: bool
+    adapt: Callable[[datetime], Any]
+
+
+_statements: dict[tuple[str, str], Statement] = {}
+
+
+def _statement(connection: BaseDatabaseWrapper) -> Statement:
+    slot = (connection.alias, connection.vendor)
+    if slot not in _statements:
+        quote, ops, meta = connection.ops.quote_name, connection.ops, Event._meta
+        columns = ", ".join(quote(meta.get_field(name).column) for name in (*COLUMNS, "outcome", "attempts"))
+        rest = f" INTO {quote(meta.db_table)} ({columns}) VALUES ({', '.join(['%s'] * len(COLUMNS))}, '', 0)"
+        verb = ops.insert_statement(on_conflict=OnConflict.IGNORE).removesuffix(" INTO")
+        suffix = ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
+        _statements[slot] = Statement(
+            "INSERT" + rest,
+            f"{verb}{rest} {suffix}",
+            connection.features.has_native_uuid_field,
+            ops.adapt_datetimefield_value,
+        )
+    return _statements[slot]
+
+
+class Row(NamedTuple):
+    """What is known of an event when it is written."""
+
+    id: UUID
+    source: str
+    data_types: Sequence[str]
+    created_at: datetime
+    model: str = ""
+    object_pk: str = ""
+    action: str = ""
+    using: str = ""
+    external_id: str | None = None
+    version: int | None = None
+    tenant: str = ""
+    body: Mapping[str, Any] | None = None
+    error: str = ""
+
+
+def _insert(connection: BaseDatabaseWrapper, row: Row, *, ignore: bool = False) -> bool:
+    statement = _statement(connection)
+    types, body = ",".join(row.data_types), row.body
+    if len(types) > 255:
+        body = {**(body or {}), "types": list(row.data_types)}
+    params = (
+        str(row.id) if statement.native_uuid else row.id.hex,
+        row.source,
+        types if len(types) <= 255 else "*",
+        row.model[:100],
+        row.object_pk[:255],
+        row.action,
+        row.using[:64],
+        row.external_id,
+        row.version,
+        row.tenant[:100],
+        None if body is None else _encode(body),
+        statement.adapt(row.created_at),
+        row.error,
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(statement.ignoring if ignore else statement.sql, params)
+        return bool(cursor.rowcount)
+
+
+def write(connection: BaseDatabaseWrapper, row: Row) -> bool:
+    """Insert a row on this connection, in whatever transaction is open; False if the database has no table for it.
+
+    The first insert of a process on an alias stands in a savepoint of its own: a table that is missing, or that this role may
+    not write, must not break the host's transaction.
+    """
+    alias = connection.alias
+    if alias in _proven:
+        return _insert(connection, row)
+    if _absent.get(alias, 0.0) > time.monotonic() or connection.needs_rollback:
+        return False
+    try:
+        if router.allow_migrate_model(alias, Event):
+            with transaction.atomic(using=alias):
+                _insert(connection, row)
+            _proven.add(alias)
+            return True
+    except DatabaseError as error:
+        logger.warning("no event can be written to the database %r (%s): its changes are best effort", alias, error)
+    _absent[alias] = time.monotonic() + ABSENT_SECONDS
+    return False
+
+
+def write_once(connection: BaseDatabaseWrapper, row: Row) -> bool:
+    """Insert a row with an external id; False if its data type has seen that id."""
+    return _insert(connection, row, ignore=True)
+
+
+def forget() -> None:
+    """Forget which databases have taken events; for tests."""
+    _proven.clear()
+    _absent.clear()
+
+
+def aliases() -> list[str]:
+    """The databases that may hold events: the one where they belong, and each that the routers let have the table."""
+    home = router.db_for_write(Event)
+    return [home, *(alias for alias in connections if alias != home and router.allow_migrate_model(alias, Event))]
+
+
+def _chunks(ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+
+
+def finish(alias: str, ids: Sequence[UUID], decision: Mapping[str, Any], took_ms: float) -> None:
+    """Note that a pass has done all that these events asked for."""
+    for part in _chunks(ids):
+        Event.objects.using(alias).filter(pk__in=part).update(
+            processed_at=timezone.now(), outcome=Event.Outcome.DONE, decision=decision, took_ms=took_ms, retry_at=None
+        )
+
+
+def leave(alias: str, ids: Sequence[UUID], decision: Mapping[str, Any], error: str, took_ms: float) -> None:
+    """Note what a pass did and what it left to do; after `MAX_ATTEMPTS` tries that failed, the event is given up as failed.
+
+    Waiting for Redis is no failure and is not counted.
+    """
+    now = timezone.now()
+    waits = all(one.get("left") in (None, LOOK) for one in decision.values())
+    rows = Event.objects.using(alias)
+    for part in _chunks(ids):
+        tries = dict(rows.filter(pk__in=part, processed_at=None).values_list("pk", "attempts"))
+        for attempts in sorted(set(tries.values())):
+            group = [pk for pk, n in tries.items() if n == attempts]
+            given_up = not waits and attempts >= MAX_ATTEMPTS
+            delay = min(MAX_DELAY, 2 ** min(attempts, 16)) * random.uniform(0.75, 1.25)  # noqa: S311
+            outcome = Event.Outcome.DEFERRED if waits else Event.Outcome.FAILED if given_up else Event.Outcome.WAITING
+            rows.filter(pk__in=group).update(
+                processed_at=now if given_up else None,
+                outcome=outcome,
+                decision=decision,
+                error=error[:2000],
+                attempts=max(0, attempts - 1) if waits else attempts,
+                retry_at=None if given_up else now + timedelta(seconds=min(delay, 5) if waits else delay),
+                took_ms=took_ms,
+            )
+
+
+def hold(alias: str, ids: Sequence[UUID]) -> None:
+    """Keep other processes off these events for `CLAIM` seconds more: this pass is a long one."""
+    until = timezone.now() + timedelta(seconds=CLAIM)
+    for part in _chunks(ids):
+        Event.objects.using(alias).filter(pk__in=part, processed_at=None).update(retry_at=until)
+
+
+def claim(alias: str, limit: int, grace: float, *, deferred: bool = True) -> list[Event]:
+    """Up to `limit` unprocessed events of a database, oldest first, claimed so that no other process takes them.
+
+    Args:
+        grace: seconds that an event which no pass has touched stays unprocessed before it is taken, counted from the first
+            call that sees it (a long transaction's rows are old when they appear, and its own gate is about to run).
+        deferred: also take those that only wait for Redis.
+    """
+    now = timezone.now()
+    connection = connections[alias]
+    waiting = Event.objects.using(alias).filter(processed_at=None).order_by("created_at")
+    if not deferred:
+        waiting = waiting.exclude(outcome=Event.Outcome.DEFERRED)
+    if grace > 0:
+        unseen = list(waiting.filter(retry_at=None).values_list("pk", flat=True)[: 4 * limit])
+        for part in _chunks(unseen):
+            Event.objects.using(alias).filter(pk__in=part, processed_at=None, retry_at=None).update(
+                retry_at=now + timedelta(seconds=grace)
+            )
+    due = waiting.filter(Q(retry_at__lte=now) if grace > 0 else Q(retry_at=None) | Q(retry_at__lte=now))
+    if not due.exists():
+        return []
+    with transaction.atomic(using=alias):
+        if connection.features.has_select_for_update:
+            due = due.select_for_update(skip_locked=connection.features.has_select_for_update_skip_locked)
+        else:
+            # SQLite: a write, even of nothing, takes the write lock before the rows are chosen.
+            with connection.cursor() as cursor:
+                quote = connection.ops.quote_name
+                cursor.execute(f"UPDATE {quote(Event._meta.db_table)} SET attempts = attempts WHERE 1 = 0")  # noqa: S608
+        rows = list(due[:limit])
+        for part in _chunks([row.pk for row in rows]):
+            Event.objects.using(alias).filter(pk__in=part).update(
+                # The column is small; an event that waits for Redis for days must not overflow it.
+                attempts=Case(When(attempts__gte=30_000, then=Value(30_000)), default=F("attempts") + 1),
+                retry_at=now + timedelta(seconds=CLAIM),
+            )
+    return rows
+
+
+def prune(now: datetime, keep: timedelta, limit: int = 10_000) -> int:
+    """Delete processed events older than `keep`, in batches, at most `limit` a database and call; answers how many went.
+
+    What is unprocessed stays. With an event its external id is forgotten: seen again after that, it counts as new.
+    """
+    gone = 0
+    for alias in aliases():
+        rows = Event.objects.using(alias)
+        for _ in range(0, limit, CHUNK):
+            old = list(rows.filter(processed_at__lt=now - keep).order_by("processed_at").values_list("pk", flat=True)[:CHUNK])
+            if old:
+                gone += rows.filter(pk__in=old).delete()[0]
+            if len(old) < CHUNK:
+                break
+    return gone
+
+
+def left(row: Event) -> dict[str, str]:
+    """What is still to do of an event, by data type: `look` or `all`."""
+    decision = row.decision if isinstance(row.decision, dict) else {}
+    body = row.body if isinstance(row.body, dict) else {}
+    names: Iterable[str] = body.get("types") or [name for name in row.data_type.split(",") if name]
+    return {name: decision[name].get("left", "") if name in decision else ALL for name in names}

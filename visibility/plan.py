@@ -1,0 +1,116 @@
+"""What one gate pass has to do for one data type: keys, QuerySets and scopes of many events, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import models
+
+from visibility import audience, outbox
+from visibility.datatypes import DataType, registry
+from visibility.events import Collected
+
+
+@dataclass(slots=True)
+class Need:
+    """Why a resource is to be recomputed: how many changes, the oldest one's time (epoch seconds), the last event."""
+
+    changes: int = 0
+    at: float = float("inf")
+    event: str = ""
+    tenant: str = ""
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def add(self, item: Collected, kind: str) -> None:
+        self.changes += 1
+        self.at = min(self.at, item.at)
+        self.event, self.tenant = str(item.id), item.tenant or self.tenant
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def join(self, other: Need) -> None:
+        self.changes += other.changes
+        self.at = min(self.at, other.at)
+        self.event, self.tenant = other.event or self.event, other.tenant or self.tenant
+        for kind, n in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + n
+
+
+@dataclass(slots=True)
+class Query:
+    """An audience that is still a QuerySet, and what each key in it needs."""
+
+    queryset: models.QuerySet[Any]
+    need: Need
+
+
+@dataclass(slots=True)
+class Plan:
+    """`keys` and `queries` are marked where hidden; those that are `covered` (by a scope's mark, or marked before) are only
+    looked for among the visible. `lost`: scopes whose own audience cannot be asked for any more."""
+
+    data_type: DataType
+    keys: dict[str, Need] = field(default_factory=dict)
+    covered: dict[str, Need] = field(default_factory=dict)
+    queries: list[Query] = field(default_factory=list)
+    covered_queries: list[Query] = field(default_factory=list)
+    scopes: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, Need] = field(default_factory=dict)
+    at: float = float("inf")
+
+    @property
+    def size(self) -> int:
+        return len(self.keys) + len(self.covered) + len(self.queries) + len(self.covered_queries) + len(self.scopes)
+
+    def add(self, item: Collected) -> None:
+        """Take in one event's audiences of this type; within an event a key or a scope counts once."""
+        name = self.data_type.name
+        only_look = item.left is not None and item.left.get(name) == outbox.LOOK
+        self.at = min(self.at, item.at)
+        counted: set[tuple[str, str]] = set()
+        scopes: set[str] = set()
+        for part in item.audiences[name]:
+            if part.scope is not None:
+                scopes.add(part.scope)
+            is_covered = only_look or part.scope is not None
+            if part.queryset is not None:
+                query = Query(audience.on_primary(part.queryset), Need())
+                query.need.add(item, part.kind)
+                (self.covered_queries if is_covered else self.queries).append(query)
+            needs = self.covered if is_covered else self.keys
+            for key in part.keys:
+                if (part.kind, key) not in counted:
+                    counted.add((part.kind, key))
+                    needs.setdefault(key, Need()).add(item, part.kind)
+        for scope in scopes:
+            if not only_look:
+                self.scopes[scope] = self.scopes.get(scope, 0) + 1
+            if name in item.lost:
+                self.lost.setdefault(scope, Need()).add(item, "")
+
+
+def plans_of(items: Iterable[Collected]) -> dict[str, Plan]:
+    """One plan a data type."""
+    out: dict[str, Plan] = {}
+    for item in items:
+        for name in item.audiences:
+            data_type = registry.find(name)
+            if data_type is None:
+                continue
+            if name not in out:
+                out[name] = Plan(data_type)
+            out[name].add(item)
+    return out
+
+
+def distinct(queries: Iterable[Query]) -> Iterator[Query]:
+    """QuerySets that hold the same, as far as can be told cheaply, once."""
+    found: dict[Hashable, Query] = {}
+    for query in queries:
+        slot = audience.signature(query.queryset)
+        if slot in found:
+            found[slot].need.join(query.need)
+        else:
+            found[slot] = query
+    yield from found.values()

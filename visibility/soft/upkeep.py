@@ -31,10 +31,19 @@ def take_turn(duty: str, seconds: float) -> bool:
 
 def at_rest(lane: str, resources: Sequence[str]) -> list[str]:
     """Those of these that are neither pending nor being built nor waiting for another try."""
+    return _at_rest(lane, resources, 0)
+
+
+def unvouched(lane: str, resources: Sequence[str]) -> list[str]:
+    """Those at rest for whose snapshot no lease vouches: a read of one looks at its marks."""
+    return _at_rest(lane, resources, 1)
+
+
+def _at_rest(lane: str, resources: Sequence[str], unvouched: int) -> list[str]:
     out: list[str] = []
     for shard, names in by_shard(list(resources)).items():
         for start in range(0, len(names), CHUNK):
-            out += [name.decode() for name in run("atrest", shard, lane, *names[start : start + CHUNK])]
+            out += [name.decode() for name in run("atrest", shard, lane, unvouched, *names[start : start + CHUNK])]
     return out
 
 

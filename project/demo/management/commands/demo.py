@@ -67,7 +67,7 @@ class Command(BaseCommand):
             env = {**os.environ, "REDIS_URL": given or (valkey.url if valkey else "")}
             hosts = {*settings.ALLOWED_HOSTS, options["host"]}
             env["ALLOWED_HOSTS"] = ",".join(sorted(hosts))
-            family = stack.enter_context(Family(env, _folder("log"), self.stdout.write))
+            family = stack.enter_context(Family(env, _folder("log"), self.say))
             if valkey:
                 valkey.start(family)
                 stack.enter_context(_known(env["REDIS_URL"]))
@@ -95,7 +95,10 @@ class Command(BaseCommand):
             "  Ctrl-C ends everything.",
             "",
         ]
-        self.stdout.write("\n".join(lines))
+        self.say("\n".join(lines))
+
+    def say(self, text: str) -> None:
+        self.stdout.write(text)
         self.stdout.flush()
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
-from django.db import OperationalError, close_old_connections
+from django.db import close_old_connections
 
 import visibility
 from project.demo import seed, services, soft
@@ -30,8 +30,8 @@ class Command(BaseCommand):
         while people:
             try:
                 random.choice(acts)(random.choice(people))
-            except OperationalError as error:
-                self.stderr.write(f"waiting for the database: {error}")
+            except Exception as error:  # decoration must not end the demo: whatever it was, the next act may work
+                self.stderr.write(f"{type(error).__name__}: {error}")
                 close_old_connections()
             time.sleep(random.uniform(0.6, 2.0) / max(0.05, options["pace"]))
 

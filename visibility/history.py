@@ -118,12 +118,8 @@ def read(
     # Redis first: what is carried over between the two reads is then seen in the database, not lost.
     unrolled = open_minutes()
     parts = {part for found in covers.values() for part in found}
-    parts |= {Part("", at, at + A_MINUTE) for at in unrolled}
-    rows = fetch(parts, metrics, data_types=data_types)
-    missing = {
-        at: _keep(figures.minus(figures_of(r for r in rows if not r.grain and r.at == at)), metrics, data_types)
-        for at, figures in unrolled.items()
-    }
+    rows = fetch(parts | _minutes(unrolled), metrics, data_types=data_types)
+    missing = _missing(unrolled, rows, metrics, data_types)
     out = {}
     for span, found in covers.items():
         figures = figures_of(row for row in rows if row.within(found))
@@ -132,6 +128,20 @@ def read(
                 figures.merge(more)
         out[span] = figures
     return out
+
+
+def _minutes(unrolled: Iterable[dt.datetime]) -> set[Part]:
+    return {Part("", at, at + A_MINUTE) for at in unrolled}
+
+
+def _missing(
+    unrolled: dict[dt.datetime, Figures], rows: list[Row], metrics: Sequence[str], data_types: Sequence[str] | None
+) -> dict[dt.datetime, Figures]:
+    """What Redis holds of these minutes on top of their rows."""
+    return {
+        at: _keep(figures.minus(figures_of(r for r in rows if not r.grain and r.at == at)), metrics, data_types)
+        for at, figures in unrolled.items()
+    }
 
 
 def _keep(figures: Figures, metrics: Sequence[str], data_types: Sequence[str] | None) -> Figures:
@@ -156,13 +166,19 @@ def series(
     now = now or timezone.now()
     grain = DAY if step % A_DAY == dt.timedelta() else HOUR if step % AN_HOUR == dt.timedelta() else ""
     start = _floor(now - dt.timedelta(seconds=seconds), step).astimezone(dt.UTC)
-    rows = fetch([Part(grain, start, now + step)], metrics, data_types=data_types)
+    unrolled = open_minutes()
+    part = Part(grain, start, now + step)
+    rows = fetch({part} | _minutes(unrolled), metrics, data_types=data_types)
     by_step: dict[dt.datetime, list[Row]] = {}
     for row in rows:
-        by_step.setdefault(_floor(row.at, step), []).append(row)
+        if row.within([part]):
+            by_step.setdefault(_floor(row.at, step), []).append(row)
+    missing: dict[dt.datetime, Figures] = {}
+    for at, more in _missing(unrolled, rows, metrics, data_types).items():
+        missing.setdefault(_floor(at, step), Figures()).merge(more)
     out = []
     at = start
     while at <= now:
-        out.append((at, figures_of(by_step.get(at, ()))))
+        out.append((at, figures_of(by_step.get(at, ())).merge(missing.get(at, Figures()))))
         at += step
     return out

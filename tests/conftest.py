@@ -14,15 +14,22 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis as redis_py
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import connection
+from pytest_django import DjangoDbBlocker
 
 from tests.support import servers
 from tests.support.processes import Process, living, stop_all
 from tests.support.sockets import Tab, connect
 from visibility.soft import client as soft_client
+
+# Under load an example may take long; the timeout of the test still ends one that hangs.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.load_profile("here")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +60,18 @@ def django_db_modify_db_settings(
     django_db_modify_db_settings_parallel_suffix: None, database_server: servers.DatabaseServer | None
 ) -> None:
     """pytest-django's hook: the server must run before the test database is made."""
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """pytest-django's, which at the end cannot drop a PostgreSQL database that threads of this process still hold open."""
+    yield
+    if connection.vendor == "postgresql":
+        with django_db_blocker.unblock(), connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
 
 
 @pytest.fixture(autouse=True)

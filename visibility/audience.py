@@ -137,9 +137,14 @@ def _converter(alias: str, field: models.Field[Any, Any]) -> Callable[[str], Any
 
 def on_primary(queryset: models.QuerySet[Any]) -> models.QuerySet[Any]:
     """The QuerySet on the database that is written to, unless it names one: a replica may lag behind the commit."""
-    if queryset._db is None:
-        return queryset.using(router.db_for_write(queryset.model, **queryset._hints))
+    if chosen_alias(queryset) is None:
+        return queryset.using(router.db_for_write(queryset.model, **getattr(queryset, "_hints", {})))
     return queryset
+
+
+def chosen_alias(queryset: models.QuerySet[Any]) -> str | None:
+    """The database that the QuerySet names itself, by `using()` or through an instance; None where routers choose."""
+    return getattr(queryset, "_db", None)
 
 
 def can_narrow(queryset: models.QuerySet[Any]) -> bool:
@@ -237,9 +242,8 @@ def reach_of(model: type[models.Model]) -> frozenset[str]:
             continue
         seen.add(one)
         tables.add(one._meta.db_table)
-        for relation in one._meta.get_fields(include_hidden=True):
-            if relation.auto_created and not relation.concrete and (relation.one_to_many or relation.one_to_one):
-                todo.append(relation.related_model)  # type: ignore[arg-type]
+        reverse = [r for r in one._meta.get_fields(include_hidden=True) if r.auto_created and not r.concrete]
+        todo += [r.related_model for r in reverse if r.one_to_many or r.one_to_one]  # type: ignore[misc]
         todo += [own.remote_field.model for own in one._meta.private_fields if hasattr(own, "bulk_related_objects")]
         todo += one._meta.parents
     return frozenset(tables)

@@ -1,9 +1,7 @@
 """Events: what changed, asked for its audiences at once, written to the outbox, and handed to the gate after the commit.
 
-One gate pass a transaction, before the host's own commit hooks. The hooks stand as one block at the front of
-`run_on_commit`: a group of events for each set of savepoints that was open, so that a savepoint's rollback takes its group
-away, and behind them the pass itself. Inside a `TestCase` each event is a hook of its own, where
-`captureOnCommitCallbacks` looks for it. In autocommit the pass runs at once. Nothing here raises into the host.
+A row of the outbox keeps what a later process needs to do the same: keys and scopes as they were answered, and where that is not
+enough (a QuerySet, a method that failed) the values that the instance had.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings as django_settings
-from django.db import connections, models, router
+from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from visibility import audience, outbox
 from visibility.audience import Part
+from visibility.commit import submit
 from visibility.conf import settings
 from visibility.datatypes import Change, DataType, Handler
-from visibility.models import DirtyFlag, Event, event_id
-from visibility.points import reach
+from visibility.models import Event, event_id
 
 logger = logging.getLogger("visibility")
 KEPT_KEYS = 1_000
@@ -63,7 +61,11 @@ class Reload(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Collected:
-    """An event on its way to the gate. `left` names what is to do by data type where another pass has done the rest."""
+    """An event on its way to the gate.
+
+    `written`: the database that holds its row; `row`: what is still to be written. `left` names what is to do by data type where
+    another pass has done the rest. `failed`: types to be asked again later; `lost`: types whose audience only scopes can tell.
+    """
 
     id: UUID
     using: str
@@ -73,7 +75,7 @@ class Collected:
     failed: set[str] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
     tenant: str = ""
-    outbox: str | None = None
+    written: str | None = None
     row: outbox.Row | None = None
     left: Mapping[str, str] | None = None
     lost: set[str] = field(default_factory=set)
@@ -88,7 +90,8 @@ class _Fence:
     __slots__ = ("connection", "on", "rollback", "sid")
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.connection, self.sid, self.on = connection, None, False
+        self.connection, self.on = connection, False
+        self.sid: str | None = None
         self.rollback = connection.needs_rollback
 
     def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -193,15 +196,14 @@ def collect(
     ask(item, instance, action, routes, update_fields, gone)
     if not item.audiences and not item.failed:
         return
-    row = None
     if must_write(routes, item):
-        meta = instance._meta
+        label, pk = instance._meta.label, "" if instance.pk is None else str(instance.pk)
         names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
-        row = outbox.Row(
-            item.id, Event.Source.MODEL.value, names, stamp(item.at), meta.label, "" if instance.pk is None else str(instance.pk), action, using,
+        item.row = outbox.Row(
+            item.id, Event.Source.MODEL.value, names, stamp(item.at), label, pk, action, using,
             body=_body(item, instance, action, update_fields), error="; ".join(item.errors)[:2000],
         )  # fmt: skip
-    submit(item, row)
+    submit(item, connections[using])
 
 
 def losing(
@@ -229,15 +231,14 @@ def collect_later(
         return
     item = Collected(event_id(), using, time.time())
     item.reload = Reload(model, pks, action, routes, update_fields)
-    row = None
     if must_write(routes):
         names = [route.data_type.name for route in routes]
         body = {"again": names, "pks": [str(pk) for pk in pks]}
         if update_fields is not None:
             body["update_fields"] = sorted(update_fields)
         one = str(pks[0]) if len(pks) == 1 else ""
-        row = outbox.Row(item.id, source, names, stamp(item.at), model._meta.label, one, action, using, body=body)
-    submit(item, row)
+        item.row = outbox.Row(item.id, source, names, stamp(item.at), model._meta.label, one, action, using, body=body)
+    submit(item, connections[using])
 
 
 def must_write(routes: Sequence[Route], item: Collected | None = None) -> bool:
@@ -311,128 +312,3 @@ def rows_of(parts: Sequence[Part], again: set[str], name: str, action: str = "")
             again.add(name)
         out.append(row)
     return out
-
-
-def submit(item: Collected, row: outbox.Row | None) -> None:
-    """Write the event's row, where it needs one, and let the gate take it after the commit."""
-    connection = connections[item.using]
-    if row is not None:
-        if outbox.write(connection, row):
-            item.outbox = connection.alias
-        else:
-            item.row = row
-        reach("event.written")
-    after_commit(connection, item)
-
-
-class _Group:
-    """Events collected while the same savepoints were open."""
-
-    __slots__ = ("items", "pass_")
-
-    def __init__(self, pass_: _Pass) -> None:
-        self.pass_ = pass_
-        self.items: list[Collected] = []
-
-    def committed(self) -> None:
-        self.pass_.ready += self.items
-
-
-class _Pass:
-    """The gate pass of one transaction, behind its groups. The other fields find the group of the next event quickly."""
-
-    __slots__ = ("group", "hooks", "ids", "ready")
-
-    def __init__(self) -> None:
-        self.ready: list[Collected] = []
-        self.hooks: list[Any] = []
-        self.ids: list[str | None] = []
-        self.group = _Group(self)
-
-    def run(self) -> None:
-        deliver(self.ready)
-
-
-class _Alone:
-    """The gate pass of one event."""
-
-    def __init__(self, item: Collected) -> None:
-        self.item = item
-
-    def run(self) -> None:
-        deliver([self.item])
-
-
-def after_commit(connection: BaseDatabaseWrapper, item: Collected) -> None:
-    """Hand the event to the gate once what is open on this connection has been committed."""
-    hooks = connection.run_on_commit
-    now: _Pass | None = connection.__dict__.get("visibility_pass")
-    if now is not None and now.hooks is hooks and hooks and now.ids == connection.savepoint_ids:
-        now.group.items.append(item)
-    elif not connection.in_atomic_block and connection.get_autocommit():
-        deliver([item])
-    elif _in_testcase(connection):
-        connection.on_commit(_Alone(item).run, robust=True)
-    else:
-        _group(connection).items.append(item)
-
-
-def _group(connection: BaseDatabaseWrapper) -> _Group:
-    """The group for the savepoints that are open now, its hook at the front, before the pass.
-
-    Savepoints that were released meanwhile can no longer be rolled back alone: their groups join the one around them, so
-    that there are never more groups than open savepoints.
-    """
-    hooks: list[Any] = connection.run_on_commit
-    active = [sid for sid in connection.savepoint_ids if sid is not None]
-    own: list[tuple[int, set[Any], _Group]] = []
-    now: _Pass | None = None
-    for n, (sids, func, _robust) in enumerate(hooks):
-        owner = getattr(func, "__self__", None)
-        if type(owner) is _Group:
-            own.append((n, sids, owner))
-        elif type(owner) is _Pass:
-            now = owner
-            break
-    if now is None:
-        now, own = _Pass(), []
-        hooks.insert(0, (set(), now.run, True))
-    groups: dict[tuple[str, ...], _Group] = {}
-    for _n, sids, group in own:
-        groups.setdefault(tuple(sid for sid in active if sid in sids), _Group(now)).items += group.items
-    current = groups.setdefault(tuple(active), _Group(now))
-    for n, _sids, _group in reversed(own):
-        del hooks[n]
-    place = next(n for n, (_, func, _) in enumerate(hooks) if getattr(func, "__self__", None) is now)
-    hooks[place:place] = [
-        (set(ids), group.committed, True) for ids, group in sorted(groups.items(), key=lambda pair: len(pair[0]))
-    ]
-    now.hooks, now.ids, now.group = hooks, list(connection.savepoint_ids), current
-    connection.__dict__["visibility_pass"] = now
-    return current
-
-
-def _in_testcase(connection: BaseDatabaseWrapper) -> bool:
-    return any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
-
-
-def deliver(items: Sequence[Collected]) -> None:
-    """Run the gate over committed events. Never raises: what goes wrong is logged, and the outbox has the rest."""
-    if not items:
-        return
-    try:
-        connection = connections[router.db_for_write(DirtyFlag)]
-        if not _in_testcase(connection):
-            if connection.in_atomic_block:
-                # The change is committed on one database while a transaction on the marks' own is still open: a mark made
-                # now would go with that one's rollback.
-                for item in items:
-                    after_commit(connection, item)
-                return
-            if not connection.get_autocommit():
-                return
-        from visibility import gate
-
-        gate.run(items)
-    except Exception:
-        logger.exception("the gate failed; %d events wait for the maintenance loop", len(items))

@@ -16,9 +16,10 @@ from django.utils import timezone
 
 from visibility import outbox
 from visibility.audience import Part
+from visibility.commit import submit
 from visibility.conf import settings
 from visibility.datatypes import DataType, check_key, data_type_of
-from visibility.events import Collected, after_commit, stamp
+from visibility.events import Collected, stamp
 from visibility.exceptions import BadDeclaration, PayloadTooLarge
 from visibility.insert import insert_new
 from visibility.models import AppliedVersion, Event, event_id
@@ -50,7 +51,7 @@ def emit(
     keys: Iterable[Any] | models.QuerySet[Any] = (),
     scope: str | None = None,
     *,
-    id: str | None = None,
+    id: str | None = None,  # noqa: A002
     version: int | None = None,
     tenant: str = "",
     payload: Any = None,
@@ -82,7 +83,7 @@ def emit(
     applies = found.has_apply and part.keys
     if id is None and version is None and not applies and not found.must_deliver and settings.GATE != "worker":
         item.add(found.name, [part])
-        after_commit(connection, item)
+        submit(item, connection)
         return Emitted(event_id=item.id, applied=part.keys, scope=scope)
     row = outbox.Row(
         item.id, Event.Source.EMIT.value, [found.name], stamp(item.at), using=using, external_id=id, version=version,
@@ -102,9 +103,9 @@ def emit(
             for key in newer:
                 found.apply(key, version, payload)
         if newer or scope or part.queryset is not None:
-            item.outbox = using
+            item.written = using
             item.add(found.name, [part._replace(keys=newer)])
-            after_commit(connection, item)
+            submit(item, connection)
     return Emitted(event_id=item.id, applied=newer, scope=scope, ignored=ignored)
 
 
@@ -131,10 +132,10 @@ def _single(row: Any) -> Any:
     return row[0] if isinstance(row, tuple) and len(row) == 1 else row
 
 
-def _check(data_type: DataType, id: Any, version: Any, tenant: Any) -> None:
+def _check(data_type: DataType, name: Any, version: Any, tenant: Any) -> None:
     where = f"emit({data_type.name!r}):"
-    if id is not None and not (isinstance(id, str) and 1 <= len(id) <= 200 and "\x00" not in id):
-        raise BadDeclaration(f"{where} id is text of 1 to 200 characters, not {id!r:.80}")
+    if name is not None and not (isinstance(name, str) and 1 <= len(name) <= 200 and "\x00" not in name):
+        raise BadDeclaration(f"{where} id is text of 1 to 200 characters, not {name!r:.80}")
     if version is not None and not (type(version) is int and -BIGGEST <= version <= BIGGEST):
         raise BadDeclaration(f"{where} version is an integer of 64 bits, not {version!r:.80}")
     if not (isinstance(tenant, str) and len(tenant) <= 100 and "\x00" not in tenant):

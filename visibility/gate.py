@@ -45,8 +45,8 @@ def run(items: Sequence[Collected]) -> None:
     reach("gate.start")
     _late_rows(items)
     if settings.GATE == "worker":
-        written = [item for item in items if item.outbox]
-        items = [item for item in items if not item.outbox]
+        written = [item for item in items if item.written]
+        items = [item for item in items if not item.written]
         if written:
             try:
                 import_string(FANOUT)()
@@ -58,11 +58,11 @@ def run(items: Sequence[Collected]) -> None:
 
 def _late_rows(items: Sequence[Collected]) -> None:
     """Rows that the change's own database has no table for go to the one where events belong, after the fact."""
-    for item in items:
-        if item.row is not None and item.outbox is None:
-            home = connections[router.db_for_write(Event)]
-            if outbox.write(home, item.row):
-                item.outbox = home.alias
+    late = [item for item in items if item.row is not None]
+    home = connections[router.db_for_write(Event)]
+    if late and outbox.write(home, [item.row for item in late if item.row is not None]):
+        for item in late:
+            item.written, item.row = home.alias, None
 
 
 def run_pass(items: Sequence[Collected]) -> dict[str, Verdict]:
@@ -111,15 +111,15 @@ class _Keeper:
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + outbox.CLAIM / 3
-        for alias, ids in _by_outbox(self.items).items():
+        for alias, ids in _by_database(self.items).items():
             outbox.hold(alias, [item.id for item in ids])
 
 
-def _by_outbox(items: Iterable[Collected]) -> dict[str, list[Collected]]:
+def _by_database(items: Iterable[Collected]) -> dict[str, list[Collected]]:
     out: dict[str, list[Collected]] = {}
     for item in items:
-        if item.outbox is not None:
-            out.setdefault(item.outbox, []).append(item)
+        if item.written is not None:
+            out.setdefault(item.written, []).append(item)
     return out
 
 
@@ -131,7 +131,7 @@ def _left_of(item: Collected, verdicts: Mapping[str, Verdict]) -> dict[str, str]
 
 def _finish(items: Sequence[Collected], verdicts: Mapping[str, Verdict], seconds: float) -> None:
     decision = {name: verdict.as_json() for name, verdict in verdicts.items()}
-    for alias, group in _by_outbox(items).items():
+    for alias, group in _by_database(items).items():
         done: list[Collected] = []
         rest: dict[tuple[Any, ...], list[Collected]] = {}
         for item in group:

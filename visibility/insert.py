@@ -10,6 +10,11 @@ from django.db import connections, models
 from django.db.models.constants import OnConflict
 
 
+def column_of(model: type[models.Model], name: str) -> str:
+    """The column behind a field."""
+    return str(getattr(model._meta.get_field(name), "column"))  # noqa: B009
+
+
 def insert_new(model: type[models.Model], values: Mapping[str, Any], using: str) -> bool:
     """True if the row was inserted, False if a unique key of it is taken.
 
@@ -17,7 +22,7 @@ def insert_new(model: type[models.Model], values: Mapping[str, Any], using: str)
     """
     connection = connections[using]
     ops, meta = connection.ops, model._meta
-    columns = ", ".join(ops.quote_name(meta.get_field(name).column) for name in values)
+    columns = ", ".join(ops.quote_name(column_of(model, name)) for name in values)
     verb = ops.insert_statement(on_conflict=OnConflict.IGNORE)
     suffix = ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
     sql = f"{verb} {ops.quote_name(meta.db_table)} ({columns}) VALUES ({', '.join(['%s'] * len(values))}) {suffix}"

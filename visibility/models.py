@@ -19,6 +19,16 @@ def event_id() -> uuid.UUID:
     return uuid.UUID(int=value)
 
 
+class EventManager(models.Manager["Event"]):
+    """Rows are held back until just before the commit; whoever asks for them in the same transaction sees them all the same."""
+
+    def get_queryset(self) -> models.QuerySet[Event]:
+        from visibility.commit import show
+
+        show()
+        return super().get_queryset()
+
+
 class Event(models.Model):
     """One change, written in the change's own transaction; processed once the gate has decided.
 
@@ -57,6 +67,8 @@ class Event(models.Model):
     decision = models.JSONField(_("decision"), null=True, blank=True)
     error = models.TextField(_("error"), blank=True)
     took_ms = models.FloatField(_("took (ms)"), null=True, blank=True)
+
+    objects = EventManager()
 
     class Meta:
         verbose_name = _("event")

@@ -22,6 +22,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.constants import OnConflict
 from django.utils import timezone
 
+from visibility.insert import column_of
 from visibility.models import Event
 
 logger = logging.getLogger("visibility")
@@ -37,15 +38,16 @@ MAX_DELAY = 600
 LOOK, ALL = "look", "all"
 
 _encode: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str).encode
-_proven: set[str] = set()
 _absent: dict[str, float] = {}
 
 
 class Statement(NamedTuple):
-    """The insert of one row, ready for a kind of database; `ignoring` does nothing where the external id is taken."""
+    """The insert of rows, ready for a kind of database; what is taken already is left as it is."""
 
-    sql: str
-    ignoring: str
+    head: str
+    values: str
+    tail: str
+    size: int
     native_uuid: bool
     adapt: Callable[[datetime], Any]
 
@@ -56,14 +58,13 @@ _statements: dict[tuple[str, str], Statement] = {}
 def _statement(connection: BaseDatabaseWrapper) -> Statement:
     slot = (connection.alias, connection.vendor)
     if slot not in _statements:
-        quote, ops, meta = connection.ops.quote_name, connection.ops, Event._meta
-        columns = ", ".join(quote(meta.get_field(name).column) for name in (*COLUMNS, "outcome", "attempts"))
-        rest = f" INTO {quote(meta.db_table)} ({columns}) VALUES ({', '.join(['%s'] * len(COLUMNS))}, '', 0)"
-        verb = ops.insert_statement(on_conflict=OnConflict.IGNORE).removesuffix(" INTO")
-        suffix = ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
+        quote, ops = connection.ops.quote_name, connection.ops
+        columns = ", ".join(quote(column_of(Event, name)) for name in (*COLUMNS, "outcome", "attempts"))
         _statements[slot] = Statement(
-            "INSERT" + rest,
-            f"{verb}{rest} {suffix}",
+            f"{ops.insert_statement(on_conflict=OnConflict.IGNORE)} {quote(Event._meta.db_table)} ({columns}) VALUES ",
+            f"({', '.join(['%s'] * len(COLUMNS))}, '', 0)",
+            " " + ops.on_conflict_suffix_sql([], OnConflict.IGNORE, [], []),
+            max(1, min(CHUNK, (connection.features.max_query_params or 30_000) // len(COLUMNS))),
             connection.features.has_native_uuid_field,
             ops.adapt_datetimefield_value,
         )
@@ -88,15 +89,14 @@ class Row(NamedTuple):
     error: str = ""
 
 
-def _insert(connection: BaseDatabaseWrapper, row: Row, *, ignore: bool = False) -> bool:
-    statement = _statement(connection)
+def _values(statement: Statement, row: Row) -> tuple[Any, ...]:
     types, body = ",".join(row.data_types), row.body
     if len(types) > 255:
-        body = {**(body or {}), "types": list(row.data_types)}
-    params = (
+        types, body = "*", {**(body or {}), "types": list(row.data_types)}
+    return (
         str(row.id) if statement.native_uuid else row.id.hex,
         row.source,
-        types if len(types) <= 255 else "*",
+        types,
         row.model[:100],
         row.object_pk[:255],
         row.action,
@@ -108,42 +108,59 @@ def _insert(connection: BaseDatabaseWrapper, row: Row, *, ignore: bool = False) 
         statement.adapt(row.created_at),
         row.error,
     )
+
+
+def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> int:
+    """Insert what is not there; answers how many rows that was."""
+    statement = _statement(connection)
+    made = 0
     with connection.cursor() as cursor:
-        cursor.execute(statement.ignoring if ignore else statement.sql, params)
-        return bool(cursor.rowcount)
+        for start in range(0, len(rows), statement.size):
+            part = rows[start : start + statement.size]
+            sql = statement.head + ", ".join([statement.values] * len(part)) + statement.tail
+            cursor.execute(sql, [value for row in part for value in _values(statement, row)])
+            made += cursor.rowcount
+    return made
 
 
-def write(connection: BaseDatabaseWrapper, row: Row) -> bool:
-    """Insert a row on this connection, in whatever transaction is open; False if the database has no table for it.
+def write(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> bool:
+    """Insert rows on this connection, in whatever transaction is open; False if the database does not take them.
 
-    The first insert of a process on an alias stands in a savepoint of its own: a table that is missing, or that this role may
-    not write, must not break the host's transaction.
+    They stand in a savepoint of their own: a table that is missing, that is locked for too long, or that this role may not write,
+    must not break the host's transaction.
     """
     alias = connection.alias
-    if alias in _proven:
-        return _insert(connection, row)
     if _absent.get(alias, 0.0) > time.monotonic() or connection.needs_rollback:
         return False
     try:
         if router.allow_migrate_model(alias, Event):
-            with transaction.atomic(using=alias):
-                _insert(connection, row)
-            _proven.add(alias)
+            sid = connection.savepoint()
+            try:
+                _insert(connection, rows)
+            except BaseException:
+                if sid is not None:
+                    connection.savepoint_rollback(sid)
+                raise
+            if sid is not None:
+                connection.savepoint_commit(sid)
             return True
     except DatabaseError as error:
-        logger.warning("no event can be written to the database %r (%s): its changes are best effort", alias, error)
+        logger.warning("no event can be written to the database %r (%s): its changes are best effort for now", alias, error)
     _absent[alias] = time.monotonic() + ABSENT_SECONDS
     return False
 
 
 def write_once(connection: BaseDatabaseWrapper, row: Row) -> bool:
-    """Insert a row with an external id; False if its data type has seen that id."""
-    return _insert(connection, row, ignore=True)
+    """Insert a row with an external id; False if its data type has seen that id.
+
+    Raises:
+        DatabaseError: the database does not take it.
+    """
+    return _insert(connection, [row]) == 1
 
 
 def forget() -> None:
-    """Forget which databases have taken events; for tests."""
-    _proven.clear()
+    """Forget which databases have refused events; for tests."""
     _absent.clear()
 
 

@@ -18,10 +18,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import models, router, transaction
+from django.db import connections, models, router, transaction
 
 from visibility import outbox
-from visibility.events import Collected, ask, collect_later, must_write, rows_of, stamp, submit
+from visibility.audience import chosen_alias
+from visibility.commit import submit
+from visibility.events import Collected, ask, collect_later, must_write, rows_of, stamp
 from visibility.models import Event, event_id
 from visibility.sources import routes_for
 
@@ -56,7 +58,7 @@ def touch(
 
 
 def _touch_rows(queryset: models.QuerySet[Any], action: str, using: str | None) -> int:
-    model, alias = queryset.model, using or queryset._db or router.db_for_write(queryset.model)
+    model, alias = queryset.model, using or chosen_alias(queryset) or router.db_for_write(queryset.model)
     routes = routes_for(model, action)
     keys = queryset.using(alias).values_list("pk", flat=True)
     total, chunk = 0, []
@@ -81,7 +83,6 @@ def _touch_instances(model: type[models.Model], instances: Sequence[models.Model
         ask(item, instance, action, routes)
     if not item.audiences and not item.failed:
         return
-    row = None
     if must_write(routes, item):
         again = set(item.failed)
         body: dict[str, Any] = {"audience": {name: rows_of(parts, again, name, action) for name, parts in item.audiences.items()}}
@@ -93,11 +94,11 @@ def _touch_instances(model: type[models.Model], instances: Sequence[models.Model
             }
         names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
         one = str(instances[0].pk) if len(instances) == 1 and instances[0].pk is not None else ""
-        row = outbox.Row(
+        item.row = outbox.Row(
             item.id, Event.Source.TOUCH.value, names, stamp(item.at), model._meta.label, one, action, using, body=body,
             error="; ".join(item.errors)[:2000],
         )  # fmt: skip
-    submit(item, row)
+    submit(item, connections[using])
 
 
 atouch = sync_to_async(touch)
@@ -125,7 +126,7 @@ class VisibilityQuerySet(models.QuerySet[M]):
         """As Django's; the new instances are told as created."""
         if not self._tells("created"):
             return super().bulk_create(objs, *args, **kwargs)
-        alias = self._db or router.db_for_write(self.model)
+        alias = chosen_alias(self) or router.db_for_write(self.model)
         with transaction.atomic(using=alias, savepoint=False):
             made = super().bulk_create(objs, *args, **kwargs)
             touch(made, action="created", using=alias)
@@ -138,7 +139,7 @@ class VisibilityQuerySet(models.QuerySet[M]):
         if not self._tells("saved"):
             return super().bulk_update(objs, fields, batch_size)
         rows = tuple(objs)
-        alias = self._db or router.db_for_write(self.model)
+        alias = chosen_alias(self) or router.db_for_write(self.model)
         with transaction.atomic(using=alias, savepoint=False):
             done = super(VisibilityQuerySet, self._quiet()).bulk_update(rows, fields, batch_size)
             touch(rows, using=alias)
@@ -150,7 +151,7 @@ class VisibilityQuerySet(models.QuerySet[M]):
         """As Django's; the rows that match now are told as saved. Costs one more query, for their keys."""
         if not self._tells("saved"):
             return super().update(**kwargs)
-        alias = self._db or router.db_for_write(self.model)
+        alias = chosen_alias(self) or router.db_for_write(self.model)
         names = frozenset(kwargs)
         routes = tuple(route for route in routes_for(self.model, "saved") if route.takes(names))
         if not routes:

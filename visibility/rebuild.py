@@ -30,7 +30,7 @@ def from_rows(rows: Iterable[Event], alias: str) -> list[Collected]:
 
 
 def _from_row(row: Event, alias: str) -> Collected:
-    item = Collected(row.pk, row.using or alias, row.created_at.timestamp(), tenant=row.tenant, outbox=alias)
+    item = Collected(row.pk, row.using or alias, row.created_at.timestamp(), tenant=row.tenant, written=alias)
     todo = {name: how for name, how in outbox.left(row).items() if how}
     item.left = todo
     body: Mapping[str, Any] = row.body if isinstance(row.body, dict) else {}

@@ -107,7 +107,8 @@ def _both_names(model: type[models.Model], fields: Iterable[str]) -> frozenset[s
 
 def _relations(model: type[models.Model]) -> Iterator[type[models.Model]]:
     for own in model._meta.many_to_many:
-        yield own.remote_field.through
+        if (through := own.remote_field.through) is not None:
+            yield through
     for relation in model._meta.related_objects:
         if relation.many_to_many:
             yield relation.through  # type: ignore[attr-defined]
@@ -191,7 +192,7 @@ def _linked(
     field = next(
         one for owner in (model, type(instance)) for one in owner._meta.many_to_many if one.remote_field.through is through
     )
-    own, other = field.m2m_field_name(), field.m2m_reverse_field_name()  # type: ignore[attr-defined]
+    own, other = field.m2m_field_name(), field.m2m_reverse_field_name()
     if reverse:
         own, other = other, own
     rows = through._default_manager.using(using).filter(**{own: instance})

@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.db import Error as DatabaseError
-from django.db import close_old_connections
 
-from visibility import dirty, metrics, pressure, push
+from visibility import dirty, hygiene, metrics, pressure, push
 from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks
@@ -109,7 +108,7 @@ def run_build(data_type: DataType, keys: Sequence[str], limit: Limit = nullconte
             return dict.fromkeys(keys, error)
         logger.warning("%s.build_many failed for %d keys; trying them by halves", data_type.name, len(keys), exc_info=error)
         if isinstance(error, DatabaseError):
-            close_old_connections()
+            hygiene.close_old()
         half = len(keys) // 2
         return run_build(data_type, keys[:half], limit) | run_build(data_type, keys[half:], limit)
     if not found.keys() >= set(keys):

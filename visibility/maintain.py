@@ -25,16 +25,17 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from django.db import close_old_connections, models, router
+from django.db import models, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from visibility import dirty, freshness, gate, metrics, presence, pressure
+from visibility import dirty, freshness, gate, hygiene, metrics, pressure
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import RedisAway
 from visibility.models import AppliedVersion, Event, NaturalKey
 from visibility.points import reach
+from visibility.presence import sweep
 from visibility.soft import leases, pending, snapshots, upkeep
 from visibility.soft.pending import Item
 from visibility.wake import wake
@@ -160,7 +161,7 @@ def sweep_presence(now: datetime) -> int:
     """Announce what became hidden and who went offline."""
     total = 0
     for _round in range(SWEEPS):
-        done = presence.sweep()
+        done = sweep()
         total += done
         if not done:
             break
@@ -267,8 +268,8 @@ def loop(stop: threading.Event) -> None:
         for duty in DUTIES:
             if due[duty.name] > time.monotonic() or stop.is_set():
                 continue
-            close_old_connections()
+            hygiene.close_old()
             perform(duty, timezone.now(), in_turn=True)
             due[duty.name] = time.monotonic() + duty.every * random.uniform(0.75, 1.25)  # noqa: S311
-    close_old_connections()
+    hygiene.close_old()
     metrics.flush()

@@ -18,9 +18,8 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
 
-from visibility import metrics
+from visibility import hygiene, metrics
 from visibility.conf import settings
 from visibility.datatypes import DataType, check_key, data_type_of
 from visibility.exceptions import RedisAway
@@ -165,11 +164,11 @@ def _in_thread(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Run in a thread of the pool, not in the one that all ORM calls of this process share: a build may take long."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        close_old_connections()
+        hygiene.close_old()
         try:
             return function(*args, **kwargs)
         finally:
-            close_old_connections()
+            hygiene.close_old()
 
     return sync_to_async(call, thread_sensitive=False)
 

@@ -11,10 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 import django_rq
-from django.db import close_old_connections
 from rq import Queue
 
-from visibility import dirty, forks, metrics, pressure
+from visibility import dirty, hygiene, metrics, pressure
 from visibility.build import build_claimed, holding
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
@@ -92,13 +91,13 @@ def fanout() -> int:
 
 
 def _begin() -> None:
-    forks.forget_inherited()
-    close_old_connections()
+    hygiene.forget_inherited()
+    hygiene.close_old()
 
 
 def _end() -> None:
     metrics.flush()
-    close_old_connections()
+    hygiene.close_old()
 
 
 def drain(lane: str, shard: int = 0) -> int:
@@ -144,7 +143,7 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
             started = time.monotonic()
             built += work(lane, owned)
             _pace[lane.name] = (time.monotonic() - started) / len(owned.rows)
-            close_old_connections()
+            hygiene.close_old()
             last_try, more = False, owned.due > 0
             continue
         if not owned.bell_ms:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from django.utils.module_loading import import_string
 
-from visibility import forks
+from visibility import hygiene
 
 logger = logging.getLogger("visibility")
 CARRIER = "visibility.recompute.enqueue_drain"
-forks.watch()
+hygiene.watch()
 
 
 def wake(lane: str, shards: Iterable[int]) -> None:

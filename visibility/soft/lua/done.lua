@@ -19,7 +19,7 @@ for i = 4, #ARGV, 5 do
     if how ~= 'back' and (seen[2] or '0') == gen then
       redis.call('HDEL', state, 'forced', 'hot', 'tries', 'nb', 'err', 'lost')
       local till = visible_until(res)
-      if how == 'trust' and (seen[3] or '0') == epoch and till > now then
+      if how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch and till > now then
         redis.call('SET', base .. ':fresh:' .. res, seen[6], 'PX', till - now)
       end
       out[#out + 1] = 1

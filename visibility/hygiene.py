@@ -1,4 +1,4 @@
-"""Database connections that a forked child inherited: two processes must not speak over one socket."""
+"""Database connections of workers: closed around each batch, and never shared with a parent."""
 
 from __future__ import annotations
 
@@ -39,3 +39,10 @@ def forget_inherited() -> None:
             _inherited.append(connection.connection)
             _inherited.append(connection)
             del connections[connection.alias]
+
+
+def close_old() -> None:
+    """Close connections that are broken or past their age; one with an open transaction is left to whoever opened that."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()

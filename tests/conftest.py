@@ -23,6 +23,7 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 
 from tests.support import servers
+from tests.support.probe import probes as probes
 from tests.support.processes import Process, living, stop_all
 from tests.support.sockets import Tab, connect
 from visibility.soft import client as soft_client

@@ -1,4 +1,4 @@
-"""A Chromium for the tests of this folder. Each test gets a fresh context: its own cookies, storage and workers."""
+"""A Chromium for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -53,18 +53,35 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def context(browser: Any) -> Iterator[Any]:
-    """One person's browser; what its pages log as an error fails the test, unless it is taken off `context.errors`."""
-    context = browser.new_context(viewport={"width": 800, "height": 600})
-    context.set_default_timeout(10_000)
-    context.add_init_script(HIDING + HEARING)
-    context.errors = []
-    context.on("weberror", lambda error: context.errors.append(str(error.error)))
-    context.on("console", lambda line: line.type == "error" and context.errors.append(line.text))
-    yield context
-    context.close()
+def people(browser: Any) -> Iterator[Callable[[], Any]]:
+    """`people()` is one more person's browser: a context with cookies, storage and workers of its own.
+
+    What its pages log as an error fails the test, unless it is taken off `context.errors`.
+    """
+    contexts: list[Any] = []
+
+    def person() -> Any:
+        context = browser.new_context(viewport={"width": 800, "height": 600})
+        context.set_default_timeout(10_000)
+        context.add_init_script(HIDING + HEARING)
+        context.errors = []
+        context.on("weberror", lambda error: context.errors.append(str(error.error)))
+        context.on("console", lambda line: line.type == "error" and context.errors.append(line.text))
+        contexts.append(context)
+        return context
+
+    yield person
+    for context in contexts:
+        context.close()
     # Chromium reports each connection that could not be made; losing them is what these tests are about.
-    assert [error for error in context.errors if not error.startswith("WebSocket connection to")] == []
+    errors = [error for context in contexts for error in context.errors]
+    assert [error for error in errors if not error.startswith("WebSocket connection to")] == []
+
+
+@pytest.fixture
+def context(people: Callable[[], Any]) -> Any:
+    """The browser of the test's one person."""
+    return people()
 
 
 @pytest.fixture

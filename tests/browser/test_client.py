@@ -11,8 +11,6 @@ from tests.browser.conftest import expect_state, heard, hide
 from tests.browser.double import Double
 from tests.support import wait_for
 
-pytestmark = [pytest.mark.browser]
-
 WATCH = """async ([resource, options]) => {
   const { watch } = await import("/visibility.js");
   window.got ??= {};

@@ -12,7 +12,6 @@ from tests.browser.double import Double
 from tests.support import wait_for
 from tests.support.proxy import Proxy
 
-pytestmark = [pytest.mark.browser]
 BODY = "<p data-visibility=feed:1>1</p>"
 Tab = Callable[..., Any]
 

@@ -215,7 +215,7 @@ def signature(queryset: models.QuerySet[Any]) -> Hashable:
     if where is None:
         return id(queryset)
     joins = tuple(table.identity for table in query.alias_map.values())
-    return (queryset.model, queryset.db, query.values_select, joins, where)
+    return (queryset.model, chosen_alias(queryset), query.values_select, joins, where)
 
 
 def _shape(node: Any) -> Hashable | None:

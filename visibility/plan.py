@@ -75,7 +75,7 @@ class Plan:
                 scopes.add(part.scope)
             is_covered = only_look or part.scope is not None
             if part.queryset is not None:
-                query = Query(audience.on_primary(part.queryset), Need())
+                query = Query(part.queryset, Need())
                 query.need.add(item, part.kind)
                 (self.covered_queries if is_covered else self.queries).append(query)
             needs = self.covered if is_covered else self.keys
@@ -113,4 +113,5 @@ def distinct(queries: Iterable[Query]) -> Iterator[Query]:
             found[slot].need.join(query.need)
         else:
             found[slot] = query
-    yield from found.values()
+    for query in found.values():
+        yield Query(audience.on_primary(query.queryset), query.need)

@@ -114,7 +114,15 @@ def stacked(slug: str, title: str, summary: str, series: Sequence[Series], label
 
 
 def lines(
-    slug: str, title: str, summary: str, series: Sequence[Series], labels: Sequence[str], text: Format, *, floor: float
+    slug: str,
+    title: str,
+    summary: str,
+    series: Sequence[Series],
+    labels: Sequence[str],
+    text: Format,
+    axis: Format,
+    *,
+    floor: float,
 ) -> Chart:
     """Lines over a logarithmic scale of whole decades from `floor`; for durations, which spread over many."""
     values = [value for value in _values(series) if value > 0]
@@ -129,7 +137,7 @@ def lines(
         return round(HEIGHT * (1 - min(1.0, place)), 3)
 
     step = WIDTH / max(1, len(labels) - 1)
-    ticks = [(y(10.0**power), text(10.0**power)) for power in range(high, low - 1, -2 if high - low > 3 else -1)]
+    ticks = [(y(10.0**power), axis(10.0**power)) for power in range(high, low - 1, -2 if high - low > 3 else -1)]
     paths = [(one, _path(one.values, step, y)) for one in series]
     rows = _table(series, labels, text)
     return Chart(

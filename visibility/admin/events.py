@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -103,7 +103,7 @@ def _decisions(event: Event) -> dict[str, dict[str, Any]]:
 
 
 class EventAdmin(BoundedAdmin):
-    list_display = ("at", "what", "types", "outcome_shown", "hot", "cold", "reasons", "took")
+    list_display = ("at", "what", "decided", "reasons", "outcome_shown", "took")
     list_display_links = ("at",)
     list_filter = (AgeFilter, OutcomeFilter, SourceFilter, EventTypeFilter)
     search_fields = ("object_pk",)
@@ -119,8 +119,8 @@ class EventAdmin(BoundedAdmin):
         "external_id",
         "version",
         "tenant",
-        "created_at",
-        "processed_at",
+        "at",
+        "processed",
         "outcome_shown",
         "attempts",
         "took",
@@ -175,6 +175,10 @@ class EventAdmin(BoundedAdmin):
     def at(self, event: Event) -> str:
         return moment(event.created_at)
 
+    @display(description=gettext_lazy("processed"))
+    def processed(self, event: Event) -> str:
+        return moment(event.processed_at)
+
     @display(description=gettext_lazy("change"))
     def what(self, event: Event) -> str:
         return str(event) or "–"
@@ -187,20 +191,18 @@ class EventAdmin(BoundedAdmin):
     def outcome_shown(self, event: Event) -> SafeString:
         return state(outcome_css(event.outcome), outcome_word(event.outcome))
 
-    @display(description=gettext_lazy("hot"))
-    def hot(self, event: Event) -> int:
-        return sum(int(one.get("hot", 0)) for one in _decisions(event).values())
+    @display(description=gettext_lazy("the gate's decision"))
+    def decided(self, event: Event) -> str:
+        rows = ((name, _("hot"), one.get("hot", 0), _("cold"), one.get("cold", 0)) for name, one in _decisions(event).items())
+        return format_html_join(mark_safe("<br>"), "{}: {} {}, {} {}", rows) or self.types(event)
 
-    @display(description=gettext_lazy("cold"))
-    def cold(self, event: Event) -> int:
-        return sum(int(one.get("cold", 0)) for one in _decisions(event).values())
-
-    @display(description=gettext_lazy("the gate's reasons"))
+    @display(description=gettext_lazy("reasons"))
     def reasons(self, event: Event) -> str:
         counts: dict[str, int] = {}
         for one in _decisions(event).values():
             for why, n in (one.get("reasons") or {}).items():
-                counts[why] = counts.get(why, 0) + int(n)
+                if n:
+                    counts[why] = counts.get(why, 0) + int(n)
         return ", ".join(f"{why} × {n}" for why, n in sorted(counts.items())) or "–"
 
     @display(description=gettext_lazy("took"))

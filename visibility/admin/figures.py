@@ -59,7 +59,16 @@ RANGES = {
 
 def plain(value: float) -> str:
     """A count as the axes and tables write it."""
-    return f"{value:,.0f}".replace(",", " ") if value >= 10 or value == int(value) else f"{value:g}"
+    return f"{value:,.0f}".replace(",", "\u202f") if value >= 10 or value == int(value) else f"{value:g}"
+
+
+def axis(seconds: float) -> str:
+    """A whole decade of seconds, short enough for an axis."""
+    if seconds < 1:
+        return f"{seconds * 1000:g} ms"
+    if seconds < 1000:
+        return f"{seconds:g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.2g} h"
 
 
 def label_of(at: dt.datetime, chosen: Range) -> str:
@@ -92,8 +101,8 @@ def quantiles(
     for histogram in found:
         whole.merge(histogram)
     values = {"n": plain(whole.count), "median": _span(whole.quantile(0.5)), "tail": _span(whole.quantile(0.99))}
-    summary = _("In this span: %(n)s updates, median %(median)s, 99th percentile %(tail)s.") % values
-    return lines(slug, title, summary, series, [label_of(at, chosen) for at, _figures in steps], span, floor=0.001)
+    summary = _("In this span: %(n)s measured, median %(median)s, 99th percentile %(tail)s.") % values
+    return lines(slug, title, summary, series, [label_of(at, chosen) for at, _figures in steps], span, axis, floor=0.001)
 
 
 def _span(seconds: float | None) -> str:

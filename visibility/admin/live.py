@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin import ModelAdmin
-from django.core.exceptions import PermissionDenied
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -139,8 +141,28 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
         except RedisAway:
             away = away_text()
         return self._page(
-            request, "presence", "presence", _("Presence"), people=people, rows=rows, asked=asked, away=away, here="", drops=DROPS
+            request,
+            "presence",
+            "presence",
+            _("Presence"),
+            people=people,
+            names=self._names(request, [str(one.user_id) for one in people]),
+            rows=rows,
+            asked=asked,
+            away=away,
+            here="",
         )
+
+    def _names(self, request: HttpRequest, keys: list[str]) -> dict[str, str]:
+        """User names by key, for those who may see users: one query."""
+        model = get_user_model()
+        if not request.user.has_perm(f"{model._meta.app_label}.view_{model._meta.model_name}"):
+            return {}
+        pks = []
+        for key in keys:
+            with contextlib.suppress(ValidationError):
+                pks.append(model._meta.pk.to_python(key))
+        return {str(user.pk): user.get_username() for user in model._default_manager.filter(pk__in=pks)}
 
     def lanes_view(self, request: HttpRequest) -> HttpResponse:
         """Lanes with what waits and what is being built."""

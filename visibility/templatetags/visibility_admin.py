@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import Any
 from urllib.parse import urlencode
 
@@ -60,7 +61,7 @@ def visibility_current(context: RequestContext) -> str:
 @register.filter
 def span(seconds: float | None) -> str:
     """Seconds as a duration for people; a dash for None."""
-    return NONE if seconds is None else span_text(float(seconds))
+    return NONE if seconds is None else span_text(float(seconds)).replace(" ", "\u00a0")
 
 
 @register.filter
@@ -75,7 +76,7 @@ def number(value: float | None) -> str:
     if value is None or value == "":
         return NONE
     whole = int(value)
-    return f"{whole:,}".replace(",", " ") if whole == value else formats.number_format(value, 2)
+    return f"{whole:,}".replace(",", "\u202f") if whole == value else formats.number_format(value, 2)
 
 
 @register.filter
@@ -122,15 +123,19 @@ def resource_link(resource: str) -> SafeString:
 
 
 @register.filter
+def evidence(value: Any) -> str:
+    """A finding's evidence as text: numbers rounded, the rest as JSON."""
+    if value is None:
+        return NONE
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+@register.filter
 def lookup(mapping: dict[str, Any], key: str) -> Any:
     """`mapping[key]`, or None."""
     return mapping.get(key)
-
-
-@register.simple_tag
-def chosen(condition: Any) -> str:
-    """The attribute that marks the chosen one of several links."""
-    return SafeString(' aria-current="true"') if condition else ""
 
 
 @register.filter

@@ -7,7 +7,11 @@ for i = 4, #ARGV, 4 do
   local ends = redis.call('ZSCORE', base .. ':claimed:' .. lane, res)
   local seen = redis.call('HMGET', state, 'owner', 'ver')
   local stored = 0
-  if seen[1] == token and ends and tonumber(ends) > now and tonumber(seen[2] or '0') < tonumber(token) then
+  local owns = seen[1] == token and ends and tonumber(ends) > now
+  if owns and tonumber(seen[2] or '0') >= tonumber(token) then
+    -- The clock fell behind what it once gave (a failover): the next token is above it.
+    if tonumber(seen[2]) > tonumber(tick()) then redis.call('SET', base .. ':seq', seen[2], 'PX', KEEP) end
+  elseif owns then
     redis.call('SET', base .. ':snap:' .. res, value, 'PX', ttl)
     redis.call('HSET', state, 'ver', token, 'soft', soft)
     redis.call('PEXPIRE', state, KEEP)

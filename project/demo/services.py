@@ -31,7 +31,6 @@ def say(author: User, room: Room, text: str) -> Message:
     for member in room.members.exclude(pk=author.pk):
         if member.pk not in looking:
             notify(member.pk, Notification.Kind.MESSAGE, subject=f"room:{room.pk}", label=room.name, actor=author)
-    transaction.on_commit(lambda: soft.type_in(room.pk, author.pk, still=False), robust=True)
     return message
 
 

@@ -117,6 +117,8 @@ def room(request: HttpRequest, pk: int) -> HttpResponse:
         form = MessageForm(request.POST)
         if form.is_valid():
             services.say(user, own, form.cleaned_data["text"])
+            soft.type_in(own.pk, user.pk, still=False)
+            visibility.emit("typing", keys=[own.pk])
             return answer(request, own.get_absolute_url())
         error, text = form.errors["text"][0], request.POST.get("text", "")
         if request.headers.get("Accept", "").startswith("application/json"):

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,12 @@ from django.db import transaction
 from rq import Worker
 
 import visibility
-from project.demo import services, soft
+from project.demo import receivers, services, soft
 from project.replay.trace import Step, pair
 from project.replay.watching import Watchers
 from project.replay.world import OWN, World, truth
 
-SAMPLE_EVERY = 5
+SAMPLE_EVERY = 10
 SETTLE = 45.0
 
 
@@ -49,6 +50,9 @@ class Driver:
         self.world, self.watchers, self.tick, self.to_kill = world, watchers, tick, kill
         self.outcome = Outcome()
         self.random = random.Random(11)
+        # What this process would tell the meter, one Redis call a change, it keeps until the end.
+        self.told: Counter[str] = Counter()
+        receivers.tell = self.told.update
 
     def run(self, steps: Sequence[Step], messages: int) -> Outcome:
         """Carry out every step at its time (later, if the machine cannot keep up; then everything after it is later too)."""
@@ -64,7 +68,11 @@ class Driver:
             if self.to_kill and self.outcome.messages >= messages // 2:
                 self.kill()
         self.settle()
-        self.outcome.work = soft.meter()
+        found = soft.meter()
+        for field_, n in self.told.items():
+            side, _, data_type = field_.partition("|")
+            found[side][data_type] = found[side].get(data_type, 0) + n
+        self.outcome.work = found
         return self.outcome
 
     def take(self, step: Step) -> None:

@@ -48,6 +48,7 @@ class Command(BaseCommand):
             visibility.emit("typing", keys=[room.pk])
             time.sleep(random.uniform(1.0, 2.5))
         services.say(user, room, random.choice(seed.WORDS))
+        soft.type_in(room.pk, user.pk, still=False)
         visibility.emit("typing", keys=[room.pk])
 
     def post(self, user: User) -> None:

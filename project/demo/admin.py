@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
@@ -15,49 +15,49 @@ else:
 
 @admin.register(Follow)
 class FollowAdmin(ModelAdmin):
-    list_display: ClassVar = ["follower", "author"]
-    list_select_related: ClassVar = ["follower", "author"]
-    autocomplete_fields: ClassVar = ["follower", "author"]
+    list_display = ("follower", "author")
+    list_select_related = ("follower", "author")
+    autocomplete_fields = ("follower", "author")
 
 
 @admin.register(Post)
 class PostAdmin(ModelAdmin):
-    list_display: ClassVar = ["text", "author", "created_at"]
-    list_select_related: ClassVar = ["author"]
-    search_fields: ClassVar = ["text"]
-    autocomplete_fields: ClassVar = ["author"]
+    list_display = ("text", "author", "created_at")
+    list_select_related = ("author",)
+    search_fields = ("text",)
+    autocomplete_fields = ("author",)
 
 
 class MembershipInline(TabularInline):
     model = Membership
     extra = 0
-    autocomplete_fields: ClassVar = ["user"]
+    autocomplete_fields = ("user",)
 
 
 @admin.register(Room)
 class RoomAdmin(ModelAdmin):
-    list_display: ClassVar = ["name", "id"]
-    search_fields: ClassVar = ["name"]
-    inlines: ClassVar = [MembershipInline]
+    list_display = ("name", "id")
+    search_fields = ("name",)
+    inlines = (MembershipInline,)
 
 
 @admin.register(Message)
 class MessageAdmin(ModelAdmin):
-    list_display: ClassVar = ["text", "room", "author", "created_at"]
-    list_select_related: ClassVar = ["room", "author"]
-    search_fields: ClassVar = ["text"]
-    autocomplete_fields: ClassVar = ["room", "author"]
+    list_display = ("text", "room", "author", "created_at")
+    list_select_related = ("room", "author")
+    search_fields = ("text",)
+    autocomplete_fields = ("room", "author")
 
 
 @admin.register(Notification)
 class NotificationAdmin(ModelAdmin):
-    list_display: ClassVar = ["kind", "label", "recipient", "count", "last_at", "seen_at"]
-    list_filter: ClassVar = ["kind"]
-    list_select_related: ClassVar = ["recipient"]
-    autocomplete_fields: ClassVar = ["recipient", "actor"]
+    list_display = ("kind", "label", "recipient", "count", "last_at", "seen_at")
+    list_filter = ("kind",)
+    list_select_related = ("recipient",)
+    autocomplete_fields = ("recipient", "actor")
 
 
 @admin.register(Tile)
 class TileAdmin(ModelAdmin):
-    list_display: ClassVar = ["label", "kind", "value", "unit", "version", "updated_at"]
-    list_filter: ClassVar = ["kind"]
+    list_display = ("label", "kind", "value", "unit", "version", "updated_at")
+    list_filter = ("kind",)

@@ -98,8 +98,8 @@ def load(crowd: int = 2_000) -> bool:
     follows = [Follow(follower=reader, author=users[NEWS]) for reader in readers]
     for name, user in users.items():
         others = [other for other in users if other not in (name, NEWS, "ada")]
-        first = [NEWS] if name == "ada" else [NEWS, "ada"]
-        chosen = [*first, *rng.sample(others, 5)] if name != NEWS else []
+        always = [NEWS] if name == "ada" else [NEWS, "ada"]
+        chosen = [*always, *rng.sample(others, 5)] if name != NEWS else []
         follows += [Follow(follower=user, author=users[other]) for other in chosen]
     Follow.objects.bulk_create(follows, batch_size=1_000)
 

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -19,11 +20,11 @@ METER_TTL = 30 * 86_400
 
 
 @lru_cache(maxsize=4)
-def _client(url: str) -> redis.Redis:
+def _client(url: str) -> Any:
     return redis.Redis.from_url(url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=0.5)
 
 
-def client() -> redis.Redis:
+def client() -> Any:
     """This process's connection pool."""
     return _client(settings.REDIS_URL)
 

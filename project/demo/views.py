@@ -42,7 +42,8 @@ def answer(request: HttpRequest, back: str, error: str = "", **more: Any) -> Htt
     """To a script a short JSON; to a browser without one the page it came from."""
     if request.headers.get("Accept", "").startswith("application/json"):
         return JsonResponse({"error": error, **more}, status=400 if error else 200)
-    return redirect(request.headers.get("Referer") if _own(request, request.headers.get("Referer", "")) else back)
+    before = request.headers.get("Referer", "")
+    return redirect(before if _own(request, before) else back)
 
 
 def _own(request: HttpRequest, url: str) -> bool:
@@ -78,7 +79,7 @@ def feed(request: HttpRequest) -> HttpResponse:
         if form.is_valid():
             services.post(user, form.cleaned_data["text"])
             return answer(request, "demo:feed")
-        error, text = form.errors["text"][0], request.POST.get("text", "")
+        error, text = str(form.errors["text"][0]), request.POST.get("text", "")
         if request.headers.get("Accept", "").startswith("application/json"):
             return answer(request, "demo:feed", error)
     followed = set(Follow.objects.filter(follower=user).values_list("author_id", flat=True))
@@ -120,7 +121,7 @@ def room(request: HttpRequest, pk: int) -> HttpResponse:
             soft.type_in(own.pk, user.pk, still=False)
             visibility.emit("typing", keys=[own.pk])
             return answer(request, own.get_absolute_url())
-        error, text = form.errors["text"][0], request.POST.get("text", "")
+        error, text = str(form.errors["text"][0]), request.POST.get("text", "")
         if request.headers.get("Accept", "").startswith("application/json"):
             return answer(request, own.get_absolute_url(), error)
     services.open_room(user, own)

@@ -7,7 +7,7 @@ request. unread: eventual, but right when its room is opened.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
@@ -28,8 +28,8 @@ SAID = ("pk", "author_id", "author__first_name", "author__last_name", "author__u
 
 
 def numbers(keys: Sequence[str]) -> list[int]:
-    """The keys that are primary keys; others name nothing that exists."""
-    return [int(key) for key in keys if key.isdecimal()]
+    """The keys that are primary keys as this app writes them; others ("007", "abc") name nothing that exists."""
+    return [int(key) for key in keys if key.isascii() and key.isdecimal() and str(int(key)) == key]
 
 
 def name_of(user: User) -> str:
@@ -68,7 +68,7 @@ class Feed(Metered):
 
     @on(Post)
     def posts(self, change: visibility.Change) -> Audience:
-        return self.followers(change.instance.author_id)
+        return self.followers(cast("Post", change.instance).author_id)
 
     @on(User, actions=("saved",), fields=NAMED)
     def renamed(self, change: visibility.Change) -> Audience:
@@ -76,13 +76,13 @@ class Feed(Metered):
 
     @on(Follow)
     def follows(self, change: visibility.Change) -> Audience:
-        return Audience([change.instance.follower_id])
+        return Audience([cast("Follow", change.instance).follower_id])
 
     def followers(self, author: int) -> Audience:
         return Audience(Follow.objects.filter(author=author).values_list("follower_id", flat=True), scope=f"author:{author}")
 
     def scopes(self, key: str) -> ScopesFrom:
-        return ScopesFrom("author", Follow.objects.filter(follower=key).values_list("author_id", flat=True))
+        return ScopesFrom("author", Follow.objects.filter(follower_id=int(key)).values_list("author_id", flat=True))
 
     def build_all(self, keys: Sequence[str]) -> Mapping[str, Any]:
         out: dict[str, Any] = {key: {"posts": []} for key in keys}
@@ -108,7 +108,8 @@ class Badge(Metered):
 
     @on(Notification)
     def notified(self, change: visibility.Change) -> Audience:
-        return Audience([change.instance.recipient_id], kind=change.instance.kind)
+        row = cast("Notification", change.instance)
+        return Audience([row.recipient_id], kind=row.kind)
 
     def build_all(self, keys: Sequence[str]) -> Mapping[str, Any]:
         out: dict[str, Any] = {key: {"unseen": 0, "groups": []} for key in keys}
@@ -146,15 +147,15 @@ class Unread(Metered):
 
     @on(Message)
     def messages(self, change: visibility.Change) -> Audience:
-        room = change.instance.room_id
+        room = cast("Message", change.instance).room_id
         return Audience(Membership.objects.filter(room=room).values_list("user_id", flat=True), scope=f"room:{room}")
 
     @on(Membership)
     def reading(self, change: visibility.Change) -> Audience:
-        return Audience([change.instance.user_id])
+        return Audience([cast("Membership", change.instance).user_id])
 
     def scopes(self, key: str) -> ScopesFrom:
-        return ScopesFrom("room", Membership.objects.filter(user=key).values_list("room_id", flat=True))
+        return ScopesFrom("room", Membership.objects.filter(user_id=int(key)).values_list("room_id", flat=True))
 
     def build_all(self, keys: Sequence[str]) -> Mapping[str, Any]:
         out: dict[str, Any] = {key: {"total": 0, "rooms": {}} for key in keys}
@@ -181,7 +182,7 @@ class OfRoom(Metered):
     """What only the members of a room may watch."""
 
     def can_watch(self, user: Any, key: str) -> bool:
-        return key.isdecimal() and user.is_active and Membership.objects.filter(room=key, user=user.pk).exists()
+        return Membership.objects.filter(room__in=numbers([key]), user_id=user.pk).exists()
 
 
 @register
@@ -195,7 +196,7 @@ class RoomMessages(OfRoom):
 
     @on(Message)
     def messages(self, change: visibility.Change) -> Audience:
-        return Audience([change.instance.room_id])
+        return Audience([cast("Message", change.instance).room_id])
 
     @on(Room, actions=("saved", "deleted"))
     def rooms(self, change: visibility.Change) -> Audience:
@@ -310,11 +311,9 @@ class Work(DataType):
     def build(self, key: str) -> Any:
         found = soft.meter()
         done, everybody = found["done"], found["everybody"]
-        types = [
-            {"type": name, "done": done.get(name, 0), "everybody": everybody.get(name, 0)}
-            for name in ("feed", "badge", "unread", "room", "tile")
-        ]
-        total, all_of_it = sum(t["done"] for t in types), sum(t["everybody"] for t in types)
+        shown = ("feed", "badge", "unread", "room", "tile")
+        types = [{"type": name, "done": done.get(name, 0), "everybody": everybody.get(name, 0)} for name in shown]
+        total, all_of_it = sum(done.get(name, 0) for name in shown), sum(everybody.get(name, 0) for name in shown)
         return {"done": total, "everybody": all_of_it, "saved": max(0, all_of_it - total), "types": types}
 
     def can_watch(self, user: Any, key: str) -> bool:

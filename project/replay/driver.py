@@ -52,7 +52,7 @@ class Driver:
         self.random = random.Random(11)
         # What this process would tell the meter, one Redis call a change, it keeps until the end.
         self.told: Counter[str] = Counter()
-        receivers.tell = self.told.update
+        receivers.meter = self.told.update
 
     def run(self, steps: Sequence[Step], messages: int) -> Outcome:
         """Carry out every step at its time (later, if the machine cannot keep up; then everything after it is later too)."""

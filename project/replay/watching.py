@@ -140,7 +140,7 @@ class Watchers:
         with self._lock:
             self.frames += 1
             watcher.versions[resource], watcher.data[resource] = version, frame["data"]
-            waiting = watcher.waiting.get(resource, ())
+            waiting = watcher.waiting.get(resource, [])
             # A version is the moment, in microseconds, at which its build began: it shows every change committed before.
             still = [at for at in waiting if at * 1_000_000 > version]
             if len(still) < len(waiting):

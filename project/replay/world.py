@@ -92,10 +92,10 @@ def truth(resources: Iterable[str]) -> dict[str, Any]:
         by_type.setdefault(data_type, []).append(key)
     out: dict[str, Any] = {}
     for name, keys in by_type.items():
-        data_type = registry.get(name)
-        if not isinstance(data_type, Metered):
+        found = registry.get(name)
+        if not isinstance(found, Metered):
             raise TypeError(f"{name} is not a data type of the demo")
         for start in range(0, len(keys), BATCH):
-            built = data_type.build_all(keys[start : start + BATCH])
+            built = found.build_all(keys[start : start + BATCH])
             out |= {f"{name}:{key}": json.loads(json.dumps(data)) for key, data in built.items()}
     return out

@@ -85,7 +85,7 @@ class Valkey:
         Raises:
             CannotStart: it did not come up; with the end of its log.
         """
-        command = [
+        command: list[str | Path] = [
             *(binary(Path(self.folder.name)), "--port", "0", "--unixsocket", self.socket, "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--dir", self.folder.name, "--daemonize", "no", "--maxclients", "4000"),
         ]

@@ -87,10 +87,11 @@ class Collected:
 class _Fence:
     """A savepoint before the first query of a handler: what fails in there must not break the host's transaction."""
 
-    __slots__ = ("connection", "on", "rollback", "sid")
+    __slots__ = ("connection", "depth", "listed", "on", "rollback", "sid")
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.connection, self.on = connection, False
+        self.connection, self.on, self.listed = connection, False, False
+        self.depth = len(connection.savepoint_ids)
         self.sid: str | None = None
         self.rollback = connection.needs_rollback
 
@@ -99,20 +100,26 @@ class _Fence:
             # Set first: the savepoint's own statement comes through here, too.
             self.on = True
             self.sid = self.connection.savepoint()
+            if len(self.connection.savepoint_ids) == self.depth:
+                # Among the open ones, as an atomic block's: what is saved in there goes with it.
+                self.connection.savepoint_ids.append(self.sid)
+                self.listed = True
         return execute(sql, params, many, context)
 
     def __enter__(self) -> None:
         self.connection.execute_wrappers.append(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.connection.execute_wrappers.remove(self)
-        if self.sid is None:
+        connection, sid = self.connection, self.sid
+        connection.execute_wrappers.remove(self)
+        if not self.on:
             return
-        if kind is None:
-            self.connection.savepoint_commit(self.sid)
-        else:
-            self.connection.savepoint_rollback(self.sid)
-            self.connection.needs_rollback = self.rollback
+        if self.listed:
+            connection.savepoint_ids.pop()
+        if kind is not None:
+            connection.needs_rollback = self.rollback
+        if sid is not None:
+            connection.savepoint_rollback(sid) if kind is not None else connection.savepoint_commit(sid)
 
 
 def ask(

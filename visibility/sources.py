@@ -165,12 +165,16 @@ def _m2m(
     **_: Any,
 ) -> None:
     try:
-        routes = routes_for(type(instance), "m2m")
+        if pk_set is not None and not pk_set:
+            return
+        routes, gone = routes_for(type(instance), "m2m"), frozenset([sender._meta.db_table])
         if routes and action in ("pre_remove", "pre_clear"):
             # Those who are about to leave the relation are in it only now.
-            instance.__dict__[_EARLY] = losing(instance, "m2m", using, routes, frozenset([sender._meta.db_table]))
+            instance.__dict__[_EARLY] = losing(instance, "m2m", using, routes, gone)
         if routes and action in ("post_add", "post_remove", "post_clear"):
-            collect(instance, "m2m", using, routes, before=instance.__dict__.pop(_EARLY, None))
+            before = instance.__dict__.pop(_EARLY, None)
+            # Those who stay are asked for at once, too, so that nobody counts twice.
+            collect(instance, "m2m", using, routes, gone=gone if before else frozenset(), before=before)
         others = routes_for(model, "m2m")
         if not others:
             return

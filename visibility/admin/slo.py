@@ -71,6 +71,9 @@ class FreshnessSLOAdmin(ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": _("Freshness"), **(extra_context or {})})
+
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """The list with each row's report beside it: three queries for all."""
         freshness.sync_slos()

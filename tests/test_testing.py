@@ -1,0 +1,123 @@
+"""The public test helpers, on a real Redis and a real database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import visibility
+from tests.app.models import Counter
+from visibility import testing
+from visibility.models import DirtyFlag, Event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def counter(transactional_db: None) -> Counter:
+    made = Counter.objects.create(name="a", value=1)
+    DirtyFlag.objects.all().delete()
+    return made
+
+
+def change(counter: Counter) -> None:
+    counter.value += 1
+    counter.save()
+
+
+def test_a_watched_change_is_hot_and_drained(counter: Counter) -> None:
+    with testing.Tab(7, "counter:a"):
+        change(counter)
+        testing.assert_hot("counter:a")
+        assert testing.drain() == 1
+        assert visibility.read("counter", "a").data == {"value": 2}
+        with pytest.raises(AssertionError, match="counter:a is not hot: it is visible, nothing is pending"):
+            testing.assert_hot("counter:a")
+
+
+def test_an_unwatched_change_is_cold(counter: Counter) -> None:
+    visibility.read("counter", "a")
+    with pytest.raises(AssertionError, match="no change of it is marked"):
+        testing.assert_cold("counter:a")
+    change(counter)
+    testing.assert_cold("counter:a")
+
+
+def test_a_hot_resource_is_not_cold(counter: Counter) -> None:
+    with testing.Tab(7, "counter:a"):
+        change(counter)
+        with pytest.raises(AssertionError, match="waits for a recompute"):
+            testing.assert_cold("counter:a")
+
+
+def test_two_tabs_of_one_user_are_two_watchers_of_one_user(counter: Counter) -> None:
+    one, two = testing.Tab(7, "counter:a"), testing.Tab(7, "counter:a")
+    found = visibility.watchers("counter:a")
+    assert (found.count, list(found.users)) == (2, ["7"])
+    one.close()
+    one.close()
+    assert visibility.is_visible("counter:a")
+    two.close()
+    testing.advance(10)
+    assert not visibility.is_visible("counter:a")
+
+
+def test_a_hidden_tab_parks_its_watch_and_comes_back(counter: Counter) -> None:
+    tab = testing.Tab(7, "counter:a")
+    tab.hide()
+    testing.advance(30)
+    tab.heartbeat()
+    testing.advance(40)
+    assert not visibility.is_visible("counter:a")
+    tab.show()
+    assert visibility.is_visible("counter:a")
+
+
+def test_leases_end_when_time_passes_and_a_heartbeat_keeps_them(counter: Counter) -> None:
+    tab = testing.Tab(7, "counter:a")
+    testing.advance(50)
+    tab.heartbeat()
+    testing.advance(50)
+    assert visibility.is_visible("counter:a")
+    testing.advance(11)
+    assert not visibility.is_visible("counter:a")
+
+
+def test_an_anonymous_tab_has_no_user(counter: Counter) -> None:
+    with testing.Tab(None, "counter:a"):
+        assert list(visibility.watchers("counter:a").users) == []
+
+
+def test_flush_forgets_the_soft_state_and_a_heartbeat_brings_it_back(counter: Counter) -> None:
+    tab = testing.Tab(7, "counter:a")
+    testing.flush()
+    assert not visibility.is_visible("counter:a")
+    tab.heartbeat()
+    assert visibility.is_visible("counter:a")
+
+
+def test_kill_at_ends_the_path_and_the_outbox_makes_it_good(counter: Counter) -> None:
+    with testing.Tab(7, "counter:a"):
+        with testing.kill_at("gate.looked") as happened:
+            change(counter)
+        assert happened()
+        assert Event.objects.filter(processed_at=None).count() == 1
+        from visibility import gate
+
+        Event.objects.update(retry_at=None)
+        gate.redrive(older_than=0)
+        testing.assert_hot("counter:a")
+
+
+def test_kill_at_a_point_that_is_not_reached_says_so(counter: Counter) -> None:
+    with testing.kill_at("no.such.point") as happened:
+        change(counter)
+    assert not happened()
+
+
+def test_a_resource_that_is_none_is_refused(counter: Counter) -> None:
+    calls: list[Any] = [testing.assert_hot, testing.assert_cold, lambda name: testing.Tab(1, name)]
+    for call in calls:
+        with pytest.raises(visibility.BadResource):
+            call("counter")

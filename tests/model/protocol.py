@@ -13,6 +13,7 @@ is one step. `fence` alone breaks nothing here: it guards against a failover tha
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -327,20 +328,24 @@ QUICK = ("shed while read", "flush while read")
 
 
 def explore(on: set[str], scenario: dict[str, int], start: S | None = None) -> tuple[list[str] | None, str | None, int]:
-    """Breadth-first over all states: (history, why it is wrong, states seen), or (None, None, states) if all hold."""
+    """Breadth-first over all states: (history, why it is wrong, states seen), or (None, None, states) if all hold.
+
+    Visited states are kept as 64-bit hashes with their way back, so that millions fit in memory.
+    """
     first = (start or S())._replace(**scenario)
-    seen: dict[S, tuple[S, str] | None] = {first: None}
+    seen: dict[int, tuple[int, str] | None] = {hash(first): None}
     queue = deque([first])
 
     def history(s: S) -> list[str]:
-        out = []
-        while (before := seen[s]) is not None:
-            s, label = before
+        out, at = [], hash(s)
+        while (before := seen[at]) is not None:
+            at, label = before
             out.append(label)
         return out[::-1]
 
     while queue:
         s = queue.popleft()
+        here = hash(s)
         moves = list(steps(s, on))
         busy = any(
             lab.startswith(PROGRESS) and "CRASH" not in lab and "STALLS" not in lab and lab not in NOT_PROGRESS
@@ -353,8 +358,9 @@ def explore(on: set[str], scenario: dict[str, int], start: S | None = None) -> t
             if bad:
                 return [*history(s), label], bad, len(seen)
             t = canonical(after)
-            if t not in seen:
-                seen[t] = (s, label)
+            mark = hash(t)
+            if mark not in seen:
+                seen[mark] = (here, sys.intern(label))
                 queue.append(t)
     return None, None, len(seen)
 

@@ -385,15 +385,21 @@ class DatabaseServer:
 
 
 @contextmanager
-def postgres(port: int | None = None) -> Iterator[DatabaseServer]:
-    """PostgreSQL with its data in a temporary folder; as the user `postgres` if we are root."""
+def postgres(port: int | None = None, *, durable: bool = False) -> Iterator[DatabaseServer]:
+    """PostgreSQL with its data in a temporary folder; as the user `postgres` if we are root.
+
+    Args:
+        durable: wait for the disk at a commit, as it comes; for benchmarks.
+    """
     binaries = Path(need("postgres"))
     user = _service_user("postgres")
     port = port or free_port()
     with _folder(user) as folder:
         data = folder / "data"
         _run([binaries / "initdb", "-D", data, "-U", "visibility", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"], user)
-        tuning = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200", "shared_buffers=64MB"]
+        tuning = ["max_connections=300", "shared_buffers=64MB"]
+        if not durable:
+            tuning += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
         command: list[str | Path] = [
             *(binaries / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", folder),
             *(part for option in tuning for part in ("-c", option)),

@@ -1,0 +1,74 @@
+"""B3: how many keys one worker recomputes in a second: a drain of the lane, against one RQ job per key.
+
+Both sides build the same resources (`counter`, one indexed row) with the same worker class, in burst mode; putting the work into
+Redis is outside the time on both. The drain does all that it always does: marks read, snapshots stored under a fence, claims
+ended, watchers told over the channel layer. The plain job builds and stores, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from django_rq import get_queue
+from rq import SimpleWorker, Worker
+
+from tests.app.models import Counter
+from tests.benchmarks import plain
+from tests.benchmarks.harness import Part, by_turns
+from tests.benchmarks.stage import Stage
+from visibility import recompute
+from visibility.conf import settings
+from visibility.soft import leases, pending
+from visibility.soft.pending import Item
+
+LIMITS = {SimpleWorker: 50.0, Worker: 150.0}
+KEYS = 3_000
+JOBS = {SimpleWorker: 150, Worker: 50}
+
+
+def measure(stage: Stage) -> Iterator[Part]:
+    """Keys per second, for each worker class."""
+    keys = [f"c{n}" for n in range(stage.size.n(KEYS, 20))]
+    Counter.objects.bulk_create([Counter(name=key, value=n) for n, key in enumerate(keys)])
+    for kind in (SimpleWorker, Worker):
+        jobs = stage.size.n(JOBS[kind], 3)
+        turns = by_turns(
+            lambda kind=kind: _drain(kind, keys),  # type: ignore[misc]
+            lambda kind=kind, jobs=jobs: _jobs(kind, keys[:jobs]),  # type: ignore[misc]
+            stage.size.times(7),
+        )
+        ours, theirs = sorted(turns.ours)[len(turns.ours) // 2], sorted(turns.floor)[len(turns.floor) // 2]
+        yield turns.gain(
+            f"keys per second, {kind.__name__}", LIMITS[kind], f"one RQ job per key, {kind.__name__}",
+            ours_per_second=1 / ours, theirs_per_second=1 / theirs, keys=len(keys), jobs=jobs,
+        )  # fmt: skip
+
+
+def _work(kind: Any, name: str) -> float:
+    queue = get_queue(name)
+    worker = kind([queue], connection=queue.connection)
+    begun = time.perf_counter()
+    worker.work(burst=True, logging_level="ERROR")
+    return time.perf_counter() - begun
+
+
+def _drain(kind: Any, keys: list[str]) -> float:
+    resources = [f"counter:{key}" for key in keys]
+    leases.renew([leases.Watch(name, "1/tab") for name in resources])
+    now = int(time.time() * 1000)
+    pending.pend(settings.lane("hot"), [Item(name, now, window=0.0) for name in resources])
+    recompute.enqueue_drain("hot", 0)
+    took = _work(kind, "visibility-hot")
+    left = pending.lane_state("hot")
+    if left.pending or left.claimed:
+        raise AssertionError(f"the drain left {left}")
+    return took / len(keys)
+
+
+def _jobs(kind: Any, keys: list[str]) -> float:
+    queue = get_queue("plain")
+    for key in keys:
+        queue.enqueue_call(plain.build_one, args=("counter", key), result_ttl=0)
+    return _work(kind, "plain") / len(keys)

@@ -149,6 +149,7 @@ class Groups:
             try:
                 self._channel = self._channel or await self._layer.new_channel()
                 await self._layer.group_add(push.group_of(""), self._channel)
+                self._joined[""] = asyncio.get_running_loop().time()
                 if not first:
                     self.again()
                     self._gap()

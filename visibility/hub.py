@@ -231,6 +231,10 @@ class Hub:
             case "update" if isinstance(number, int):
                 if topic is not None:
                     self.fanout.hint(topic, number)
+            case "updates" if isinstance(versions := hint.get("versions"), dict):
+                for name, version in versions.items():
+                    if name in self.topics and isinstance(version, int):
+                        self.fanout.hint(self.topics[name], version)
             case "watchers":
                 if topic is not None:
                     topic.changed = max(topic.changed, Topic.TOLD)

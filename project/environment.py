@@ -67,7 +67,7 @@ def secret_key(path: Path) -> str:
     fresh = secrets.token_urlsafe(50)
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         scratch.touch(mode=0o600)
         scratch.write_text(fresh)
         try:

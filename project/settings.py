@@ -4,7 +4,8 @@
 |---|---|---|
 | REDIS_URL | soft state, RQ and the channel layer | a running demo's Valkey, else redis://127.0.0.1:6379/0 |
 | DATABASE_URL | sqlite:///file, postgres://user:password@host:port/name, mysql://… | demo.sqlite3 beside manage.py |
-| SECRET_KEY | Django's secret key | made once, kept in .demo/secret-key |
+| DEMO_DIR | logs, the secret key and the administrator's password | .demo beside manage.py |
+| SECRET_KEY | Django's secret key | made once, kept in DEMO_DIR |
 | DEBUG | 1 for tracebacks in the browser | 0 |
 | ALLOWED_HOSTS | comma-separated | localhost, 127.0.0.1, [::1] |
 | VISIBILITY_OVERRIDES | JSON, merged over VISIBILITY below | {} |
@@ -20,8 +21,9 @@ from typing import Any
 from project.environment import database, running_demo, secret_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+DEMO_DIR = Path(os.environ.get("DEMO_DIR") or BASE_DIR / ".demo")
 
-SECRET_KEY = os.environ.get("SECRET_KEY") or secret_key(BASE_DIR / ".demo" / "secret-key")
+SECRET_KEY = os.environ.get("SECRET_KEY") or secret_key(DEMO_DIR / "secret-key")
 DEBUG = os.environ.get("DEBUG", "0") == "1"
 ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]").split(",") if host]
 
@@ -72,7 +74,7 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASES = {"default": database(os.environ.get("DATABASE_URL", ""), BASE_DIR / "demo.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL") or running_demo(BASE_DIR / ".demo" / "redis-url") or "redis://127.0.0.1:6379/0"
+REDIS_URL = os.environ.get("REDIS_URL") or running_demo(DEMO_DIR / "redis-url") or "redis://127.0.0.1:6379/0"
 
 # redis-py 8 cuts an idle connection after 5 s; the layer's consumers wait longer than that.
 CHANNEL_LAYERS: dict[str, Any] = {

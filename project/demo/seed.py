@@ -137,7 +137,7 @@ def superuser(kept: Path) -> tuple[str, str]:
         password = kept.read_text().strip()
     else:
         password = secrets.token_urlsafe(9)
-        kept.parent.mkdir(exist_ok=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.touch(mode=0o600)
         kept.write_text(password)
     admin, created = User.objects.get_or_create(username="admin", defaults={"is_staff": True, "is_superuser": True})

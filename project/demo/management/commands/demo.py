@@ -123,8 +123,8 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 
 def _folder(name: str) -> Path | None:
-    """A folder below `.demo`; None where none can be made."""
-    folder: Path = settings.BASE_DIR / ".demo" / name
+    """A folder below DEMO_DIR; None where none can be made."""
+    folder: Path = settings.DEMO_DIR / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "server.log").touch()
@@ -136,7 +136,7 @@ def _folder(name: str) -> Path | None:
 @contextlib.contextmanager
 def _known(url: str) -> Iterator[None]:
     """While the demo runs, other commands (`visibility_top`, `shell`) find its Valkey by this file."""
-    path: Path = settings.BASE_DIR / ".demo" / "redis-url"
+    path: Path = settings.DEMO_DIR / "redis-url"
     with contextlib.suppress(OSError):
         path.write_text(url)
     try:

@@ -23,5 +23,5 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", interactive=False, verbosity=0)
         loaded = seed.load(options["crowd"])
-        name, password = seed.superuser(settings.BASE_DIR / ".demo" / "admin-password")
+        name, password = seed.superuser(settings.DEMO_DIR / "admin-password")
         self.stdout.write(json.dumps({"loaded": loaded, "superuser": name, "password": password}))

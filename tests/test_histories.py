@@ -1,5 +1,5 @@
-"""Histories against a trivial model: changes, watches, leaves, lapses, drains, late jobs, crashes, flushes, reads, in any order and
-inside one another.
+"""Histories against a trivial model: changes, watches, leaves, lapses, drains, late jobs, crashes, flushes, reads, in any
+order and inside one another.
 
 The model is one number per counter: what the source holds, and what the gate has ended for. Everything else is the public
 interface on a real Redis and a real database. The invariants of the design are the assertions.
@@ -38,18 +38,10 @@ from visibility.soft import leases, pending, snapshots
 KEYS = ("a", "b")
 TABS = ("1/one", "1/two", "2/three")
 HISTORIES = int(os.environ.get("VISIBILITY_HISTORIES", "60"))
-DRAIN = (
-    "drain.claimed",
-    "build.claimed",
-    "build.marks",
-    "build.read",
-    "build.store",
-    "build.stored",
-    "build.cleared",
-    "build.pushed",
-)
+BUILD = ("build.claimed", "build.marks", "build.read", "build.store", "build.stored", "build.cleared", "build.pushed")
+DRAIN = ("drain.claimed", *BUILD)
 GATE = ("gate.start", "gate.looked", "gate.pended", "gate.marked", "gate.relooked", "gate.finish")
-READ = ("read.looked", "read.marks", *DRAIN[1:])
+READ = ("read.looked", "read.marks", *BUILD)
 tally: Tally[str] = Tally()
 
 

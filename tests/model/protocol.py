@@ -6,8 +6,8 @@
 
 Parts: commits with their gates (one may be shed by a full lane), a watcher (watch, heartbeat, leave), drains, a reader
 that builds, a flush, a crash or stall. A state is what the database and Redis hold, plus where each part stands. `d`
-is the truth (a counter); a snapshot is the truth as some build saw it. The steps are those of the code: a Lua script is one step, a statement
-is one step. `fence` alone breaks nothing here: it guards against a failover that makes two owners.
+is the truth (a counter); a snapshot is the truth as some build saw it. The steps are those of the code: a Lua script is
+one step, a statement is one step. `fence` alone breaks nothing here: it guards against a failover that makes two owners.
 """
 
 from __future__ import annotations

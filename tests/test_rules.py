@@ -6,14 +6,19 @@ a named point, so that the interleaving is exact. `tests/mutants.py` takes the r
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis as redis_py
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.db import connections
 
 from tests.app.models import Counter
+from tests.support.local import Sockets, draining
 from tests.support.wait import wait_for
 from visibility import dirty, points
 from visibility.conf import settings
@@ -105,6 +110,51 @@ def fresh_value() -> int:
     snapshot = read("counter", KEY)
     assert snapshot.state in ("fresh", "rebuilt")
     return int(snapshot.data["value"])
+
+
+async def test_rule_1_a_watch_writes_its_lease_before_it_reads_marks(at: Any, make_user: Callable[..., User]) -> None:
+    """A whole gate runs between the watch's two steps: it finds the lease, or the change never reaches the watcher."""
+    ann = await sync_to_async(make_user)("ann")
+    await sync_to_async(read)("counter", KEY)
+    tabs = Sockets()
+
+    def save() -> None:
+        row = Counter.objects.get(name=KEY)
+        row.value = 2
+        row.save()
+        connections.close_all()
+
+    def in_between() -> None:
+        other = threading.Thread(target=save)
+        other.start()
+        other.join()
+
+    at("watch.leased", in_between)
+    try:
+        with draining():
+            tab = await tabs(ann)
+            await tab.watch(RESOURCE)
+            await tab.data(RESOURCE, {"value": 2}, 5)
+    finally:
+        await tabs.close()
+
+
+def test_rule_2_the_gate_looks_again_at_what_it_marked(at: Any) -> None:
+    """Between the gate's look and its mark somebody comes, finds nothing marked, and is trusted."""
+    read("counter", KEY)
+
+    def come() -> None:
+        watch()
+        read("counter", KEY)
+        assert trusted()
+
+    at("gate.looked", come)
+    row = Counter.objects.get(name=KEY)
+    row.value = 2
+    row.save()
+    assert is_pending()
+    assert not trusted()
+    assert fresh_value() == 2
 
 
 def test_rule_3_trust_ends_where_no_lease_lived(redis: redis_py.Redis, at: Any) -> None:

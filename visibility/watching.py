@@ -20,6 +20,7 @@ from visibility.beats import whole
 from visibility.exceptions import RedisAway
 from visibility.frames import SESSION_ENDED, TRY_LATER, Ack, Frame, Ping, State, Unwatch, Watch, Watching
 from visibility.look import Shown
+from visibility.points import reach
 from visibility.push import in_thread
 from visibility.sockets import ASKED, Session, Topic
 from visibility.soft import leases, sessions
@@ -138,6 +139,7 @@ class Watcher:
         every = list(dict.fromkeys(watch.resource for watch in wanted))
         try:
             renewed = await leases.arenew(wanted)
+            reach("watch.leased")
             rows = [(r.session.user, r.session.sid, "+", [topic.name for topic in topics]) for r, topics in allowed if topics]
             await sessions.ainterest(rows)
             hub.beats.announce(renewed)

@@ -1,0 +1,104 @@
+"""Take a core line out of the code, and see that the suite notices.
+
+    python -m tests.mutants [NAME …]
+
+Each mutant is one change of one line in a copy of the tree; the named tests must pass without it and fail with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mutant(NamedTuple):
+    """Each key of `edits` becomes its value in `file`; `tests` are pytest arguments that must notice."""
+
+    file: str
+    edits: dict[str, str]
+    tests: str
+
+
+LUA = "visibility/soft/lua"
+RULES = "tests/test_rules.py -k rule_"
+MUTANTS = {
+    "lease first": Mutant(
+        "visibility/watching.py",
+        {
+            'renewed = await leases.arenew(wanted)\n            reach("watch.leased")\n': (
+                'early = await look.alook(names)\n            reach("watch.leased")\n'
+                "            renewed = await leases.arenew(wanted)\n"
+            ),
+            "shown = await look.alook(names)": "shown = early",
+        },
+        f"{RULES}1",
+    ),
+    "look again": Mutant("visibility/decide.py", {"again = self._look(cold)": "again = set()"}, f"{RULES}2"),
+    "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch and till": " and till"}, f"{RULES}3"),
+    "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh)": ""}, f"{RULES}3"),
+    "trust compare": Mutant(f"{LUA}/trust.lua", {"(seen[1] or '') == gen and ": ""}, f"{RULES}3"),
+    "stamp": Mutant(
+        "visibility/dirty.py",
+        {'return stamp.split(".")[:2] == [str(self.flag), str(self.scopes)]': "return not self.dirty"},
+        f"{RULES}4",
+    ),
+    "generation compare": Mutant(
+        f"{LUA}/done.lua", {"if how ~= 'back' and (seen[2] or '0') == gen then": "if how ~= 'back' then"}, f"{RULES}5"
+    ),
+    "flag compare": Mutant("visibility/dirty.py", {"same |= Q(key=key, mark=seen[key].flag)": "same |= Q(key=key)"}, f"{RULES}6"),
+    "owner": Mutant(f"{LUA}/store.lua", {"local owns = seen[1] == token and ends and": "local owns = ends and"}, f"{RULES}7"),
+    "claim lease": Mutant(f"{LUA}/store.lua", {" and ends and tonumber(ends) > now": ""}, f"{RULES}7"),
+    "version check": Mutant(
+        f"{LUA}/store.lua", {"if owns and tonumber(seen[2] or '0') >= tonumber(token) then": "if false then"}, f"{RULES}7"
+    ),
+    "mark first": Mutant("visibility/recompute.py", {"dirty.mark(": "(lambda *_: None)("}, f"{RULES}8"),
+    "lease check": Mutant(
+        f"{LUA}/among.lua", {"if score and tonumber(score) > now then": "if score then"}, "tests/test_testing.py -k leases"
+    ),
+}
+
+
+def passes(tree: Path, arguments: str) -> bool:
+    """Whether these tests pass in this tree."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments.split()]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VISIBILITY_TEST_")}
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def main(names: list[str]) -> int:
+    """Try the mutants; answers how many lived."""
+    lived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".ci", ".venv", "venv*", "__pycache__", "*.sqlite3*"))
+        for name in names or list(MUTANTS):
+            mutant = MUTANTS[name]
+            path = tree / mutant.file
+            before = path.read_text()
+            after = before
+            for old, new in mutant.edits.items():
+                if after.count(old) != 1:
+                    raise SystemExit(f"{name}: {mutant.file} has {after.count(old)} times {old!r}")
+                after = after.replace(old, new)
+            if not passes(tree, mutant.tests):
+                raise SystemExit(f"{name}: {mutant.tests} fails without any mutation")
+            path.write_text(after)
+            alive = passes(tree, mutant.tests)
+            path.write_text(before)
+            lived += alive
+            print(f"{'LIVED ' if alive else 'caught'}  {name}: {mutant.file}", flush=True)  # noqa: T201
+    return lived
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -162,3 +163,11 @@ class CounterValue(DataType):
 
     def can_watch(self, user: Any, key: str) -> bool:
         return isinstance(user, User) and user.is_active
+
+
+if "PROBE_DIR" in os.environ:
+    # A worker or server that a test with the fixture `probes` started.
+    from tests.support import probe
+
+    for _probe in probe.TYPES:
+        register(_probe)

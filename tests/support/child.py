@@ -80,9 +80,4 @@ def main(what: str, *args: str) -> Any:
 
 if __name__ == "__main__":
     django.setup()
-    from tests.support import probe
-
-    if "PROBE_DIR" in os.environ:
-        registration = probe.registered()
-        next(registration)
     print(json.dumps(main(*sys.argv[1:])), flush=True)  # noqa: T201

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project.replay import report
-from project.replay.driver import Outcome
 from project.replay.trace import LEAD, TAIL, BadTrace, Line, compress, followers, pair, plan, read_graph, read_trace
 from tests.support import need, wait_for
 from tests.support.processes import Process
@@ -145,7 +144,7 @@ def test_percentiles_are_ranks() -> None:
 
 
 def test_figures_have_exactly_the_promised_keys() -> None:
-    outcome = Outcome(messages=3, stale_reads=1, work={"done": {"feed": 2}, "everybody": {"feed": 6, "room": 2}})
+    outcome = report.Outcome(messages=3, stale_reads=1, work={"done": {"feed": 2}, "everybody": {"feed": 6, "room": 2}})
     found = report.figures(outcome, {"feed": [0.1], "room": [0.3]}, 1.26)
     assert found == {
         "messages": 3,

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import django_rq
@@ -19,28 +18,13 @@ from rq import Worker
 
 import visibility
 from project.demo import receivers, services, soft
+from project.replay.report import Outcome
 from project.replay.trace import Step, pair
 from project.replay.watching import Watchers
 from project.replay.world import OWN, World, truth
 
 SAMPLE_EVERY = 10
 SETTLE = 45.0
-
-
-@dataclass
-class Outcome:
-    """What a replay found. Times are seconds; `samples` are (data type, freshness)."""
-
-    messages: int = 0
-    stale_reads: int = 0
-    reads: int = 0
-    stale: list[str] = field(default_factory=list)
-    unequal: list[str] = field(default_factory=list)
-    compared: int = 0
-    settled: float = 0.0
-    late: float = 0.0
-    killed: int = 0
-    work: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class Driver:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-from project.replay.driver import Outcome
 
 PERCENTILES = (50, 95, 99)
 TYPES = ("feed", "badge", "unread", "room")
+
+
+@dataclass
+class Outcome:
+    """What a replay found. Times are seconds; `samples` are (data type, freshness)."""
+
+    messages: int = 0
+    stale_reads: int = 0
+    reads: int = 0
+    stale: list[str] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+    compared: int = 0
+    settled: float = 0.0
+    late: float = 0.0
+    killed: int = 0
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+PATIENCE = 0.1
 R = TypeVar("R")
 
 
@@ -53,3 +54,15 @@ class Batches(Generic[T, R]):
             for (_, answer), result in zip(batch, results, strict=True):
                 if not answer.done():
                     answer.set_result(result)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancel tasks and wait until they have ended.
+
+    Again and again, since on Python 3.11 `asyncio.wait_for`, in which redis-py sends, can swallow a cancellation.
+    """
+    left = {task for task in tasks if task is not None and not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=PATIENCE)

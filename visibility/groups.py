@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 from visibility import push
+from visibility.batches import end_tasks
 from visibility.conf import settings
 
 logger = logging.getLogger("visibility")
@@ -45,11 +46,8 @@ class Groups:
     async def stop(self) -> None:
         """Leave all groups and the channel."""
         push.local.hubs.pop(asyncio.get_running_loop(), None)
-        tasks = [task for task in (self._receiver, self._worker) if task is not None]
+        await end_tasks([self._receiver, self._worker])
         self._receiver = self._worker = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._layer is not None and self._channel:
             groups = list({"": None, **self._joined})
             for start in range(0, len(groups), AT_ONCE):

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from visibility import frames
-from visibility.batches import Batches
+from visibility.batches import Batches, end_tasks
 from visibility.beats import Beats, whole
 from visibility.conf import settings
 from visibility.exceptions import RedisAway
@@ -91,10 +91,8 @@ class Hub:
         _hubs.pop(asyncio.get_running_loop(), None)
         stopped = [self._ticker, *self.beats.stop(), *self.fanout.stop(), *self.proving.stop()]
         self._ticker = None
-        tasks = [task for task in stopped if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._loose, return_exceptions=True)
+        await end_tasks(stopped)
+        await asyncio.gather(*self._loose, return_exceptions=True)
         await self.groups.stop()
 
     async def _join(self, new: Sequence[Session]) -> Sequence[bool]:

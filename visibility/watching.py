@@ -60,7 +60,7 @@ class Watcher:
 
     async def _work(self, session: Session) -> None:
         try:
-            while session.ops and not session.closing:
+            while session.ops and not session.closing and session.sid in self._hub.sessions:
                 frame = session.ops.popleft()
                 try:
                     await self._one(session, frame)

@@ -16,6 +16,7 @@ from visibility.datatypes import DataType, ScopesFrom, is_shadow, parse_resource
 from visibility.exceptions import RedisAway
 from visibility.models import DirtyFlag
 from visibility.soft import leases, pending, snapshots
+from visibility.soft.sessions import split_member
 
 MEMBERS = 20
 SCOPES = 20
@@ -190,7 +191,7 @@ def _leases(data_type: DataType, counts: leases.Counts | None) -> Leases:
     if counts is not None:
         for kind, names in (("watch", counts.watchers), ("background", counts.hidden), ("hold", counts.holders)):
             for name in names:
-                user, _, session = name.partition("/")
+                user, session = split_member(name)
                 held = kind == "hold"
                 members.append(
                     {

@@ -18,13 +18,14 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from visibility import history, rollup
+from visibility import history, metrics, rollup
+from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.histogram import Histogram
 from visibility.metrics import Figures
 from visibility.models import DirtyFlag, FreshnessSLO
 from visibility.signals import slo_alert
-from visibility.soft import inspect
+from visibility.soft import inspect, pages, pending
 
 SHOWN = "freshness_sent"
 STEPS = ("freshness_built", SHOWN, "freshness_acked", "freshness_resolved")
@@ -233,6 +234,18 @@ def alert(now: dt.datetime | None = None) -> list[Report]:
     return changed
 
 
+def sample() -> None:
+    """Count what can only be looked at, not counted as it happens: watchers of visible resources, how late lanes are.
+
+    Raises:
+        RedisAway: Redis does not answer.
+    """
+    for data_type in registry:
+        metrics.observe_all("watchers", pages.crowd(data_type.name).watchers, data_type=data_type.name)
+    for lane in settings.LANES:
+        metrics.observe("lane_lag", max(0.0, pending.lane_state(lane).lag), lane)
+
+
 def maintain(now: dt.datetime | None = None, *, starting: bool = False) -> int:
     """What the maintenance loop does here, some times a minute: carry minutes over, look for alerts, prune. Safe to run in any
     number of processes; give `starting` at the first call of a process. Returns how many minutes were carried over.
@@ -244,6 +257,7 @@ def maintain(now: dt.datetime | None = None, *, starting: bool = False) -> int:
         sync_slos()
     moved = rollup.roll(everything=starting)
     if moved:
+        sample()
         alert(now)
         rollup.prune(now)
     return moved

@@ -59,8 +59,8 @@ def ledger(figures: Figures, data_types: Iterable[str]) -> list[Ledger]:
         out.append(
             Ledger(
                 data_type=name,
-                hot=figures.total("gate_hot", name),
-                cold=figures.total("gate_cold", name),
+                hot=figures.total("gate_hot", name, ""),
+                cold=figures.total("gate_cold", name, ""),
                 merged=figures.total("gate_deduped", name),
                 dropped=figures.total("gate_dropped", name),
                 put_off=figures.total("saved_builds", name),

@@ -1,4 +1,4 @@
-"""Structured logging as receivers of this app's own signals, and the notes of `trail`.
+"""Structured logging as receivers of this app's own signals; the notes of `trail` and the gate's times come along.
 
 Loggers `visibility.gate`, `.build`, `.presence`, `.lane` and `.slo`; every record carries its figures as attributes
 (`extra`), named in `FIELDS`, so that a JSON formatter writes them as they are. `connect()` runs once from `AppConfig.ready`.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from visibility import signals, trail
+from visibility import metrics, signals, trail
 
 FIELDS = (
     "data_type",
@@ -61,6 +61,8 @@ def on_event(
     error: BaseException | str | None = None,
     **kwargs: Any,
 ) -> None:
+    if seconds is not None:
+        metrics.observe("gate_seconds", seconds)
     extra = {"event_ids": [str(one) for one in event_ids], "decision": decision, "seconds": seconds}
     if error:
         log_gate.error("event %s failed: %s", ", ".join(extra["event_ids"][:5]), error, extra=extra)

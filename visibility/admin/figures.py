@@ -123,9 +123,9 @@ def charts(chosen: Range, now: dt.datetime) -> list[Chart]:
             steps,
             chosen,
             [
-                (_("hot"), "hot", _sum("gate_hot")),
+                (_("hot"), "hot", _sum("gate_hot", "")),
                 (_("shed"), "warn", _sum("gate_shed")),
-                (_("cold"), "cold", _sum("gate_cold")),
+                (_("cold"), "cold", _sum("gate_cold", "")),
                 (_("dropped"), "quiet", _sum("gate_dropped")),
             ],
         ),

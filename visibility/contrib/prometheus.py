@@ -122,7 +122,7 @@ class VisibilityCollector(Collector):
 
 def _values(labels: list[str], kind: str, word: str) -> list[str]:
     # What stands in the place of the data type is the lane for the metrics of lanes.
-    by_name = {"data_type": kind, "lane": kind, "result": word}
+    by_name = {"data_type": kind, "lane": kind or word, "result": word}
     return [by_name[label] for label in labels]
 
 

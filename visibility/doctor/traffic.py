@@ -56,14 +56,14 @@ def refused_writes() -> Iterator[Finding]:
     figures = _figures()
     for data_type in registry:
         name = data_type.name
-        refused = figures.total("store_refused", name) + figures.total("claims_lost", name)
+        refused = figures.total("store_refused", name)
         builds = figures.total("builds", name) + refused
         if refused >= 5 and refused > 0.05 * builds:
             yield Finding(
                 code="doubled_builds",
                 severity=WARNING,
                 symptom=f"{refused} builds of {name!r} came too late in ten minutes: somebody else had built it meanwhile.",
-                evidence={"data_type": name, "refused": refused, "builds": builds},
+                evidence={"data_type": name, "refused": refused, "builds": builds, "claims_lost": figures.total("claims_lost")},
                 remedy=(
                     "Nothing old was stored. Workers lose their claims: raise BUILD_LEASE above the pauses they have (garbage "
                     "collection, swapping, a starved container), and look for workers that were stopped."

@@ -21,6 +21,8 @@ from project.demo import seed, services, soft
 from project.demo.forms import MessageForm, PostForm
 from project.demo.models import Follow, Room, Tile
 
+KINDS = list(Tile.Kind.values)
+
 
 def current(data_type: str, key: Any) -> Any:
     """Data and version of a resource as it is now, with its times as datetimes for the template."""
@@ -170,7 +172,11 @@ def notifications(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def tiles(request: HttpRequest) -> HttpResponse:
-    return render(request, "demo/tiles.html", {"page": "tiles", "tiles": Tile.objects.order_by("kind", "key")})
+    return render(
+        request,
+        "demo/tiles.html",
+        {"page": "tiles", "tiles": sorted(Tile.objects.all(), key=lambda tile: (KINDS.index(tile.kind), tile.key))},
+    )
 
 
 @login_required

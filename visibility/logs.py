@@ -24,6 +24,7 @@ FIELDS = (
     "stage",
     "state",
     "burn_rate",
+    "attained",
     "user_id",
 )
 log_gate = logging.getLogger("visibility.gate")

@@ -17,8 +17,8 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import connections
 
-from tests.app.models import Counter
-from tests.support.local import Sockets, draining
+from tests.app.models import Counter, Follow, Post
+from tests.support.local import Sockets
 from tests.support.wait import wait_for
 from visibility import dirty, points
 from visibility.conf import settings
@@ -55,6 +55,11 @@ def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
 def counter(transactional_db: None) -> Counter:
     """The source, whose signals are of no interest here: each step is taken by hand."""
     return Counter.objects.create(name=KEY, value=1)
+
+
+@pytest.fixture
+def ann(make_user: Callable[..., User]) -> User:
+    return make_user("ann")
 
 
 def commit(value: int) -> None:
@@ -112,9 +117,8 @@ def fresh_value() -> int:
     return int(snapshot.data["value"])
 
 
-async def test_rule_1_a_watch_writes_its_lease_before_it_reads_marks(at: Any, make_user: Callable[..., User]) -> None:
+async def test_rule_1_a_watch_writes_its_lease_before_it_reads_marks(at: Any, ann: User) -> None:
     """A whole gate runs between the watch's two steps: it finds the lease, or the change never reaches the watcher."""
-    ann = await sync_to_async(make_user)("ann")
     await sync_to_async(read)("counter", KEY)
     tabs = Sockets()
 
@@ -131,10 +135,10 @@ async def test_rule_1_a_watch_writes_its_lease_before_it_reads_marks(at: Any, ma
 
     at("watch.leased", in_between)
     try:
-        with draining():
-            tab = await tabs(ann)
-            await tab.watch(RESOURCE)
-            await tab.data(RESOURCE, {"value": 2}, 5)
+        tab = await tabs(ann)
+        await tab.watch(RESOURCE)
+        # Nobody drains or promotes here: what is not pending now would stay unseen.
+        assert await sync_to_async(is_pending)()
     finally:
         await tabs.close()
 
@@ -172,6 +176,29 @@ def test_rule_3_trust_ends_where_no_lease_lived(redis: redis_py.Redis, at: Any) 
     drain_once()
     assert not trusted()
     assert fresh_value() == 2
+
+
+def test_rule_3_a_build_vouches_only_for_the_visibility_that_it_was_claimed_in(redis: redis_py.Redis, at: Any, ann: User) -> None:
+    """As above with a scope, whose mark no flag tells of: only the epoch does."""
+    Follow.objects.create(follower=ann, author=ann)
+    feed = f"feed:{ann.pk}"
+
+    def look_at_feed() -> None:
+        leases.renew([leases.Watch(feed, "1/tab")])
+
+    look_at_feed()
+    pending.pend(settings.lane(LANE), [Item(feed, int(time.time() * 1000), window=0)])
+
+    def lapse() -> None:
+        redis.zadd("{vis:0}:visible:feed", {str(ann.pk): 1})
+        Post.objects.bulk_create([Post(author=ann, text="new")])
+        dirty.mark_scopes("feed", {f"author:{ann.pk}": 1})
+        look_at_feed()
+
+    at("build.read", lapse)
+    owned = pending.claim(LANE, 0, 10, 15)
+    work(settings.lane(LANE), owned)
+    assert read("feed", ann.pk).data == {"posts": ["new"]}
 
 
 def test_rule_3_a_new_lease_takes_trust_away(redis: redis_py.Redis) -> None:
@@ -284,6 +311,21 @@ def test_rule_7_a_build_whose_claim_ran_out_stores_nothing(redis: redis_py.Redis
     assert pending.look(LANE, [RESOURCE])[RESOURCE].raw == b""
     drain_once()
     assert fresh_value() == 1
+
+
+def test_rule_7_a_build_whose_claim_another_took_over_stores_nothing(redis: redis_py.Redis, at: Any) -> None:
+    watch()
+    pend()
+    taken: list[Claim] = []
+
+    def take_over() -> None:
+        redis.zadd("{vis:0}:claimed:hot", {RESOURCE: 1})
+        taken.append(claim())
+
+    at("build.store", take_over)
+    drain_once()
+    seen = pending.look(LANE, [RESOURCE])[RESOURCE]
+    assert (seen.raw, seen.owner) == (b"", taken[0].token)
 
 
 def test_rule_7_an_older_token_never_overwrites_a_newer_one(redis: redis_py.Redis) -> None:

@@ -9,10 +9,17 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
-    "worker-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+TEMPLATE = (
+    "default-src 'none'; script-src 'self'{inline}; style-src 'self'{inline}; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; worker-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+POLICY = TEMPLATE.format(inline="")
+# django-rq's pages carry styles and scripts inside the page.
+INLINE = TEMPLATE.format(inline=" 'unsafe-inline'")
+
+
+def policy_for(path: str) -> str:
+    return INLINE if path.startswith("/admin/django_rq/") else POLICY
 
 
 @sync_and_async_middleware
@@ -23,14 +30,14 @@ def content_security_policy(get_response: Callable[[HttpRequest], Any]) -> Calla
         async def later(request: HttpRequest) -> HttpResponseBase:
             answer: Awaitable[HttpResponseBase] = get_response(request)
             response = await answer
-            response.headers.setdefault("Content-Security-Policy", POLICY)
+            response.headers.setdefault("Content-Security-Policy", policy_for(request.path))
             return response
 
         return later
 
     def now(request: HttpRequest) -> HttpResponseBase:
         response: HttpResponseBase = get_response(request)
-        response.headers.setdefault("Content-Security-Policy", POLICY)
+        response.headers.setdefault("Content-Security-Policy", policy_for(request.path))
         return response
 
     return now

@@ -29,11 +29,11 @@ from django.db import models, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from visibility import dirty, freshness, gate, hygiene, metrics, pressure
+from visibility import dirty, freshness, gate, hygiene, metrics, outbox, pressure
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import RedisAway
-from visibility.models import AppliedVersion, Event, NaturalKey
+from visibility.models import AppliedVersion, NaturalKey
 from visibility.points import reach
 from visibility.presence import sweep
 from visibility.soft import leases, pending, snapshots, upkeep
@@ -80,23 +80,31 @@ def pend_behind(data_type: DataType, lane: Lane, since: dict[str, int]) -> int:
     return done.accepted
 
 
+def _rooms() -> dict[str, int]:
+    """How many marked resources each lane may take now."""
+    return {name: pressure.room(settings.lane(name)) for name in settings.LANES}
+
+
 def promote(now: datetime) -> int:
-    """Visible resources whose flag stands go to their lane, oldest first, as many as do not press it."""
-    total = 0
+    """Visible resources whose flag stands go to their lane, oldest first over all its types, as many as do not press it."""
+    found: dict[str, list[tuple[datetime, str, str]]] = {}
+    rooms, types = _rooms(), {data_type.name: data_type for data_type, _lane in _lanes()}
     for data_type, lane in _lanes():
-        if not (room := pressure.room(lane)):
-            continue
-        found = sorted(_dirty_visible(data_type.name).items(), key=lambda pair: pair[1])
-        reach("maintain.promote")
-        since = {key: int(at.timestamp() * 1000) for key, at in found}
-        taken = 0
-        for start in range(0, len(found), PAGE):
-            if taken >= room:
-                break
-            part = [key for key, _at in found[start : start + min(PAGE, room - taken)]]
-            taken += pend_behind(data_type, lane, {key: since[key] for key in part})
-        metrics.count("promoted", taken, data_type=data_type.name)
-        total += taken
+        if rooms[lane.name]:
+            rows = ((at, data_type.name, key) for key, at in _dirty_visible(data_type.name).items())
+            found.setdefault(lane.name, []).extend(rows)
+    reach("maintain.promote")
+    total = 0
+    for name, waiting in found.items():
+        waiting.sort()
+        lane, room = settings.lane(name), rooms[name]
+        while waiting and room > 0:
+            batch, waiting = waiting[: min(room, PAGE)], waiting[min(room, PAGE) :]
+            for kind in {kind for _at, kind, _key in batch}:
+                since = {key: int(at.timestamp() * 1000) for at, own, key in batch if own == kind}
+                taken = pend_behind(types[kind], lane, since)
+                metrics.count("promoted", taken, data_type=kind)
+                room, total = room - taken, total + taken
     return total
 
 
@@ -124,15 +132,15 @@ def audit(now: datetime) -> int:
     A scope's mark names no resource, so that promotion does not see it: this finds what a flood or a lost process left behind.
     The first snapshot of a resource is its watcher's or reader's matter.
     """
-    total = 0
+    rooms, total = _rooms(), 0
     for data_type, lane in _lanes():
-        room = pressure.room(lane)
-        if not room:
+        if not rooms[lane.name]:
             continue
         keys = upkeep.walk_visible(data_type.name, AUDIT_PAGE)
-        names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[:room]
+        names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[: rooms[lane.name]]
         for start in range(0, len(names), dirty.CHUNK):
-            total += _audit(data_type, lane, names[start : start + dirty.CHUNK])
+            taken = _audit(data_type, lane, names[start : start + dirty.CHUNK])
+            rooms[lane.name], total = max(0, rooms[lane.name] - taken), total + taken
     return total
 
 
@@ -206,7 +214,7 @@ def prune(now: datetime) -> int:
     """Delete what has served: one batch of each kind."""
     ttl = timedelta(seconds=settings.EVENT_TTL)
     longest = max([settings.EVENT_TTL, *(2 * t.ttl * (1 + t.jitter) for t in registry)])
-    gone = _delete(_rows(Event).filter(processed_at__lt=now - ttl))
+    gone = outbox.prune(now, ttl)
     gone += _delete(_rows(NaturalKey).filter(expires_at__lt=now))
     gone += _delete(_rows(AppliedVersion).filter(updated_at__lt=now - 7 * ttl))
     return gone + dirty.prune(now, timedelta(seconds=longest))

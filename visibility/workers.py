@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import django_rq
 from django.db import connections
@@ -80,8 +81,8 @@ def end_with_parent(parent: int) -> None:
 def make_worker(lane: str, worker_class: str = SIMPLE) -> BaseWorker:
     """An RQ worker on a lane's queue, with the queue's own connection, job class and serializer."""
     queue = django_rq.get_queue(settings.lane(lane).queue)
-    cls: type[BaseWorker] = import_attribute(worker_class)
-    return cls(
+    cls: Any = import_attribute(worker_class)
+    worker: BaseWorker = cls(
         [queue],
         connection=queue.connection,
         exception_handlers=get_exception_handlers() or None,
@@ -89,6 +90,7 @@ def make_worker(lane: str, worker_class: str = SIMPLE) -> BaseWorker:
         queue_class=type(queue),
         serializer=queue.serializer,
     )
+    return worker
 
 
 def work_lane(lane: str, worker_class: str = SIMPLE) -> None:

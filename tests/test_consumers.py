@@ -696,6 +696,7 @@ async def test_a_fuzz_of_random_frames_leaves_no_traceback_and_no_dead_socket(
     number = int(os.environ.get("VISIBILITY_FUZZ_FRAMES", "5000"))
     settings.VISIBILITY = {**settings.VISIBILITY, "TTL": 60, "LIMITS": {"frames_per_second": 10**9, "frames_burst": 10**9}}
     opened = [await tabs(ann) for _ in range(4)]
+    sessions = [hub_here().sessions[tab.session] for tab in opened]
     rng = random.Random(20)
     for n in range(number):
         tab = opened[n % len(opened)]
@@ -705,8 +706,9 @@ async def test_a_fuzz_of_random_frames_leaves_no_traceback_and_no_dead_socket(
             await tab.ping()
             tab.frames.clear()
             tab._seen = 0
-    for tab in opened:
+    for tab, session in zip(opened, sessions, strict=True):
         await tab.ping()
+        await await_for(lambda session=session: session.worker is None, 30, "its operations are done")
         await tab.watch("counter:end")
         assert no_traceback(tab)
         codes = {frame["code"] for frame in tab.frames if frame["op"] == "error"}

@@ -177,18 +177,23 @@ class Hub:
         session.close(code)
 
     def revoke(self, session: Session, topic: Topic, reason: str) -> None:
-        """End one watch and say why; nothing of this resource is sent after that."""
-        rows = self.drop(session, topic)
-        session.put(frames.revoked(topic.name, reason), limit=self.limits["queue"])
-        if rows:
-            self.spawn(self._revoked(session, topic.name, rows))
+        """End one watch and say why; nothing of it is sent after that. One not allowed yet is answered where it was asked."""
+        if session.watches.get(topic) == ASKED:
+            self.drop(session, topic)
+        elif self.drop(session, topic):
+            session.put(frames.revoked(topic.name, reason), limit=self.limits["queue"])
+            self.let_go(session, topic)
 
-    async def _revoked(self, session: Session, name: str, rows: Sequence[Lease]) -> None:
+    def let_go(self, session: Session, topic: Topic) -> None:
+        """Release, on the side, the lease on a topic that was taken away from a session."""
+        self.spawn(self._let_go(session, topic.name))
+
+    async def _let_go(self, session: Session, name: str) -> None:
         with contextlib.suppress(RedisAway):
             async with self.beats.leasing:
                 # It may be watched again by now.
                 if not any(topic.name == name for topic in session.watches):
-                    await self.release(rows)
+                    await self.release([(name, session.member, kind) for kind in ("watch", "background")])
                     await sessions.ainterest([(session.user, session.sid, "-", [name])])
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -116,46 +116,43 @@ class Watcher:
         hub = self._hub
         await hub.groups.join({topic.name: None for request in requests for topic in request.topics})
         allowed = await self._allowed(requests)
-        names: set[str] = set()
-        async with hub.beats.leasing:
-            wanted: list[leases.Watch] = []
-            for request, topics in allowed:
-                for topic in topics:
-                    session = request.session
-                    session.watches[topic] = max(session.watches[topic], 0)
-                    wanted.append(leases.Watch(topic.name, session.member, session.kind(topic)))
-                    if session.kind(topic) != "parked":
-                        names.add(topic.name)
-            shown, counts = await self._lease(wanted, allowed, names)
+        # What Redis or the database does not answer is left out; the next heartbeats look at it again.
+        shown: Mapping[str, Shown] = {}
+        counts: Mapping[str, int] = {}
+        try:
+            names = await self._lease(allowed)
+            counts = await sessions.atally(names)
+            found = await look.alook(name for name, front in names.items() if front)
+            await hub.guard()
+            shown = found
+        except RedisAway as error:
+            logger.warning("%d watches wait for Redis: %s", len(requests), error)
+            hub.beats.owed(request.session for request in requests)
+        except Exception:
+            logger.exception("%d watches were answered without their data", len(requests))
         for request, topics in allowed:
             self._answer(request, topics, shown, counts)
         return [None] * len(requests)
 
-    async def _lease(
-        self, wanted: list[leases.Watch], allowed: list[tuple[Request, list[Topic]]], names: set[str]
-    ) -> tuple[Mapping[str, Shown], Mapping[str, int]]:
-        """Lease, look, count. What Redis or the database does not answer is left out; heartbeats look at it again."""
-        hub = self._hub
-        every = list(dict.fromkeys(watch.resource for watch in wanted))
-        try:
+    async def _lease(self, allowed: Sequence[tuple[Request, list[Topic]]]) -> dict[str, bool]:
+        """Write the leases; answers the resources, and whether a tab makes them visible."""
+        names: dict[str, bool] = {}
+        wanted: list[leases.Watch] = []
+        rows: list[tuple[str, str, str, list[str]]] = []
+        async with self._hub.beats.leasing:
+            for request, topics in allowed:
+                session = request.session
+                live = [topic for topic in topics if topic in session.watches]
+                rows.append((session.user, session.sid, "+", [topic.name for topic in live]))
+                for topic in live:
+                    kind = session.kind(topic)
+                    wanted.append(leases.Watch(topic.name, session.member, kind))
+                    names[topic.name] = names.get(topic.name, False) or kind != "parked"
             renewed = await leases.arenew(wanted)
             reach("watch.leased")
-            rows = [(r.session.user, r.session.sid, "+", [topic.name for topic in topics]) for r, topics in allowed if topics]
-            await sessions.ainterest(rows)
-            hub.beats.announce(renewed)
-            counts = await sessions.atally(every)
-        except RedisAway as error:
-            logger.warning("%d watches wait for Redis: %s", len(wanted), error)
-            hub.beats.owed(request.session for request, _ in allowed)
-            return {}, {}
-        shown: Mapping[str, Shown] = {}
-        try:
-            shown = await look.alook(names)
-            await hub.guard()
-        except Exception:
-            logger.exception("%d resources could not be looked at", len(names))
-            shown = {}
-        return shown, counts
+            await sessions.ainterest(row for row in rows if row[3])
+        self._hub.beats.announce(renewed)
+        return names
 
     async def _allowed(self, requests: Sequence[Request]) -> list[tuple[Request, list[Topic]]]:
         """Ask `can_watch` for all, with patience for a database that is away; who cannot be judged then may come again later."""
@@ -177,24 +174,29 @@ class Watcher:
             if answer.over:
                 self._hub.end(session, SESSION_ENDED)
                 continue
-            # Those that were revoked or left meanwhile are gone from `watches`.
-            topics = [topic for topic in request.topics if topic in session.watches and not session.closing]
-            for topic in topics:
-                if topic.name not in answer.allowed:
+            may: list[Topic] = []
+            for topic in request.topics:
+                # What was revoked meanwhile is gone from `watches`.
+                if topic in session.watches and topic.name in answer.allowed:
+                    may.append(topic)
+                else:
                     self._forbid(session, topic, request.frame.id)
-            out.append((request, [topic for topic in topics if topic.name in answer.allowed]))
+            out.append((request, may))
         return out
 
     def _forbid(self, session: Session, topic: Topic, id_: frames.Id) -> None:
-        if session.watches[topic] > ASKED:
+        if topic in session.watches:
             self._hub.revoke(session, topic, "forbidden")
-        else:
-            self._hub.drop(session, topic)
         self.refuse(session, frames.BadFrame("forbidden", f"you may not watch {topic.name}", id_, topic.name))
 
     def _answer(self, request: Request, topics: list[Topic], shown: Mapping[str, Shown], counts: Mapping[str, int]) -> None:
         session, frame = request.session, request.frame
         live = [topic for topic in topics if topic in session.watches]
+        for topic in topics:
+            if topic not in session.watches:
+                # Revoked while it was leased.
+                self._hub.let_go(session, topic)
+                self._forbid(session, topic, frame.id)
         if not live and frame.resources:
             return
         answer: dict[str, Watching] = {}

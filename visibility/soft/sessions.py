@@ -240,7 +240,7 @@ def _entry(row: str) -> tuple[int, dict[str, Any]]:
     return int(number), json.loads(brace + rest)
 
 
-async def atally(resources: Sequence[str]) -> dict[str, int]:
+async def atally(resources: Iterable[str]) -> dict[str, int]:
     """How many live leases make each resource visible: watchers, holders, and hidden tabs where they count."""
     out: dict[str, int] = {}
     for shard, names in by_shard(list(resources)).items():

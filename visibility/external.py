@@ -122,6 +122,9 @@ def _audience(data_type: DataType, keys: Any, scope: str | None, version: int | 
         scope = check_key(name, scope)
     if version is not None and scope is not None:
         raise BadDeclaration(f"emit({name!r}): a version belongs to keys, not to a scope")
+    if isinstance(keys, models.QuerySet) and scope is not None and not data_type.has_apply:
+        # Left to the gate, which narrows it; another process finds whoever depends on the scope.
+        return Part((), keys, scope)
     texts = dict.fromkeys(check_key(name, one.pk if isinstance(one, models.Model) else _single(one)) for one in keys)
     if not texts and scope is None:
         raise BadDeclaration(f"emit({name!r}) names neither keys nor a scope")

@@ -48,7 +48,7 @@ class Query:
 @dataclass(slots=True)
 class Plan:
     """`keys` and `queries` are marked where hidden; those that are `covered` (by a scope's mark, or marked before) are only
-    looked for among the visible. `lost`: scopes whose own audience cannot be asked for any more."""
+    looked for among the visible. `lost`: scopes without an audience, or whose own cannot be asked for any more."""
 
     data_type: DataType
     keys: dict[str, Need] = field(default_factory=dict)
@@ -73,6 +73,8 @@ class Plan:
         for part in item.audiences[name]:
             if part.scope is not None:
                 scopes.add(part.scope)
+                if name in item.lost or not part.keys and part.queryset is None and not part.early:
+                    self.lost.setdefault(part.scope, Need())
             is_covered = only_look or part.scope is not None
             if part.queryset is not None:
                 query = Query(part.queryset, Need())
@@ -86,8 +88,8 @@ class Plan:
         for scope in scopes:
             if not only_look:
                 self.scopes[scope] = self.scopes.get(scope, 0) + 1
-            if name in item.lost:
-                self.lost.setdefault(scope, Need()).add(item, "")
+            if scope in self.lost:
+                self.lost[scope].add(item, "")
 
 
 def plans_of(items: Iterable[Collected]) -> dict[str, Plan]:

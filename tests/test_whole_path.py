@@ -77,6 +77,7 @@ async def test_nobody_sees_a_room_without_being_in_it(live: Live, tabs: OpenTab,
     tab = await tabs(site, bob)
     error = await tab.ask("watch", "error", resources=[f"room:{room.pk}"])
     assert error["code"] == "forbidden"
+    live.worker()
     own = await tabs(site, ann)
     await own.watch(f"room:{room.pk}")
     await own.data(f"room:{room.pk}", {"messages": ["psst"]})

@@ -3,7 +3,8 @@ local number = tick()
 local log, last = base .. ':access-log', base .. ':access'
 local keep = tonumber(ARGV[2])
 redis.call('ZADD', log, number, number .. ARGV[3])
-local old = now_us - keep * 1000
+-- As text: joined to a string, a Lua number of 16 digits is rounded.
+local old = '(' .. text(now_us - keep * 1000)
 local gone = redis.call('ZREVRANGEBYSCORE', log, old, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
 if gone[2] then
   redis.call('ZREMRANGEBYSCORE', log, '-inf', old)

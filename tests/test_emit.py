@@ -198,9 +198,7 @@ def test_with_redis_away(transactional_db: None) -> None:
         (("quote", ["a"]), {"payload": "x" * 9000}, PayloadTooLarge, "'quote'"),
     ],
 )
-def test_bad_arguments_are_named(
-    transactional_db: None, args: Any, kwargs: Any, error: type[Exception], says: str
-) -> None:
+def test_bad_arguments_are_named(transactional_db: None, args: Any, kwargs: Any, error: type[Exception], says: str) -> None:
     with declared(Quote):
         with pytest.raises(error, match=says.replace("(", r"\(")):
             visibility.emit(*args, **kwargs)

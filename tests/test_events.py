@@ -47,7 +47,7 @@ def heard() -> Iterator[list[Change]]:
         yield changes
 
 
-# --- When the gate runs -------------------------------------------------------------------------------------------
+# --- When the gate runs ---
 
 
 def test_E1_nothing_is_marked_before_the_commit(transactional_db: None) -> None:
@@ -206,15 +206,15 @@ class InTestCase(TestCase):
         assert not marked("counter")
 
     def test_a_rollback_inside_takes_it_away(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True) as callbacks:
-            with pytest.raises(ZeroDivisionError), transaction.atomic():
+        with self.captureOnCommitCallbacks(execute=True) as callbacks, pytest.raises(ZeroDivisionError):
+            with transaction.atomic():
                 Counter.objects.create(name="a")
                 raise ZeroDivisionError
         assert not callbacks
         assert not Event.objects.exists()
 
 
-# --- The row --------------------------------------------------------------------------------------------------------
+# --- The row ---
 
 
 def test_the_row_stands_in_the_changes_own_transaction(ann: User) -> None:
@@ -276,9 +276,7 @@ def test_one_row_for_several_types(ann: User) -> None:
     assert set(event.data_type.split(",")) == {"room", "unread"}
 
 
-def test_a_database_without_the_table_costs_the_host_nothing(
-    transactional_db: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_database_without_the_table_costs_the_host_nothing(transactional_db: None, caplog: pytest.LogCaptureFixture) -> None:
     from visibility import outbox
 
     outbox.forget()
@@ -296,7 +294,7 @@ def test_a_database_without_the_table_costs_the_host_nothing(
     assert marked("counter") == {"a": 1}
 
 
-# --- What is heard ------------------------------------------------------------------------------------------------------
+# --- What is heard ---
 
 
 def test_created_saved_and_deleted(ann: User, heard: list[Change]) -> None:
@@ -494,13 +492,13 @@ def test_proxies_and_instances_of_children_are_heard(ann: User) -> None:
         apps.clear_cache()
 
 
-# --- Handlers -------------------------------------------------------------------------------------------------------------
+# --- Handlers ---
 
 
 def test_every_form_of_an_answer(ann: User) -> None:
     answers: list[Any] = []
 
-    class Any_(DataType):
+    class Every(DataType):
         name = "any"
 
         @on(Counter)

@@ -65,7 +65,7 @@ class Unscoped(DataType):
         return key
 
 
-# --- Hot and cold ---------------------------------------------------------------------------------------------------
+# --- Hot and cold ---
 
 
 def test_visible_goes_hot_and_hidden_is_marked(transactional_db: None) -> None:
@@ -137,7 +137,7 @@ def test_follow_of_the_same_author_is_asked_once_for_many_posts(ann: User) -> No
     assert len(asked) == 1
 
 
-# --- Look again (rule 2) ------------------------------------------------------------------------------------------------
+# --- Look again (rule 2) ---
 
 
 def test_what_becomes_visible_while_it_is_marked_goes_hot(transactional_db: None) -> None:
@@ -156,7 +156,7 @@ def test_scopes_are_marked_before_anything_is_looked_at(ann: User) -> None:
     assert waiting("feed") == {fans[0]}
 
 
-# --- Hidden policies ----------------------------------------------------------------------------------------------------
+# --- Hidden policies ---
 
 
 def test_summarise_counts_by_kind_with_first_and_last_time(ann: User) -> None:
@@ -205,7 +205,7 @@ def test_drop_forgets_the_snapshot_and_leaves_no_row(transactional_db: None, red
         assert waiting("typing") == {"b"}
 
 
-# --- Bounds and pressure --------------------------------------------------------------------------------------------------
+# --- Bounds and pressure ---
 
 
 def test_what_a_lane_sheds_is_marked_and_not_trusted(transactional_db: None, redis: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_lane_that_does_not_exist_leaves_marks(transactional_db: None) -> None
     assert waiting("counter") == {"a"}
 
 
-# --- Redis away ---------------------------------------------------------------------------------------------------------------
+# --- Redis away ---
 
 
 def test_with_redis_away_everything_is_marked_and_looked_at_later(ann: User) -> None:
@@ -276,9 +276,9 @@ def test_with_redis_away_everything_is_marked_and_looked_at_later(ann: User) -> 
             Notice.objects.create(user=ann, kind="like")
         assert marked("counter") == {"a": 1}
         assert scopes_marked("feed") == {f"author:{ann.pk}": 1}
-        assert set(Event.objects.filter(model__in=["testapp.Counter", "testapp.Post", "testapp.Notice"]).values_list("outcome")) == {
-            ("deferred",)
-        }
+        assert set(
+            Event.objects.filter(model__in=["testapp.Counter", "testapp.Post", "testapp.Notice"]).values_list("outcome")
+        ) == {("deferred",)}
         Event.objects.update(retry_at=None)
         assert gate.redrive(older_than=0) == 0, "not while it is away"
     assert gate.redrive(older_than=0) == 3
@@ -330,7 +330,7 @@ def test_drop_is_marked_while_redis_is_away(transactional_db: None) -> None:
         assert marked("typing") == {"a": 1}
 
 
-# --- The database failing -------------------------------------------------------------------------------------------------------
+# --- The database failing ---
 
 
 def test_a_failing_mark_leaves_the_event_to_be_taken_again(
@@ -377,7 +377,7 @@ def test_an_event_that_always_fails_is_given_up_and_stays_visible(
     assert event.error
 
 
-# --- The outbox -----------------------------------------------------------------------------------------------------------------------
+# --- The outbox ---
 
 
 def orphan(*names: str) -> None:
@@ -586,7 +586,7 @@ def test_a_process_killed_between_commit_and_gate_loses_nothing(transactional_db
     assert not Event.objects.filter(processed_at=None).exists()
 
 
-# --- Another process ---------------------------------------------------------------------------------------------------------------------
+# --- Another process ---
 
 
 def test_gate_worker_hands_the_events_to_one_fan_out_job(ann: User) -> None:
@@ -615,7 +615,7 @@ def test_gate_worker_without_a_queue_waits_for_maintenance(transactional_db: Non
     assert marked("counter") == {"a": 1}
 
 
-# --- Shadow ----------------------------------------------------------------------------------------------------------------------------------
+# --- Shadow ---
 
 
 def test_shadow_decides_and_changes_nothing(ann: User, redis: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -640,7 +640,7 @@ def test_shadow_decides_and_changes_nothing(ann: User, redis: Any, capsys: pytes
         assert not marked("counter")
 
 
-# --- What it costs -----------------------------------------------------------------------------------------------------------------------------
+# --- What it costs ---
 
 
 class Queries:

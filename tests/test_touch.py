@@ -64,7 +64,7 @@ def ann(make_user: Callable[..., User], transactional_db: None) -> User:
     return make_user("ann")
 
 
-# --- touch ------------------------------------------------------------------------------------------------------------
+# --- touch ---
 
 
 def test_E4_bulk_changes_and_raw_sql_are_told_by_touch(transactional_db: None) -> None:
@@ -156,7 +156,7 @@ async def test_atouch(transactional_db: None) -> None:
     assert await DirtyFlag.objects.filter(key="a").aexists()
 
 
-# --- VisibilityQuerySet, VisibilityModel -------------------------------------------------------------------------------
+# --- VisibilityQuerySet, VisibilityModel ---
 
 
 def test_E4_the_queryset_tells_by_itself(own: DataType) -> None:

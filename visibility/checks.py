@@ -23,7 +23,7 @@ from visibility.datatypes import DataType, registry
 from visibility.models import Event
 from visibility.sources import resolve
 
-_RATE = re.compile(r"\d+(\.\d+)?(/[smh])?\Z")
+_RATE = re.compile(r"(?=[\d.]*[1-9])\d+(\.\d+)?(/[smh])?\Z")
 _SCHEMES = ("redis", "rediss", "unix", "sentinel", "cluster")
 _ABOVE_ZERO = ("HEARTBEAT", "TTL", "RECHECK", "SHARDS", "EVENT_TTL", "BUILD_LEASE", "BUILD_TIMEOUT")
 _JOB_SLACK = 60

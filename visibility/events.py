@@ -102,7 +102,7 @@ class _Fence:
             self.sid = self.connection.savepoint()
             if len(self.connection.savepoint_ids) == self.depth:
                 # Among the open ones, as an atomic block's: what is saved in there goes with it.
-                self.connection.savepoint_ids.append(self.sid)
+                self.connection.savepoint_ids.append(self.sid)  # type: ignore[arg-type]
                 self.listed = True
         return execute(sql, params, many, context)
 

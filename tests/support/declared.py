@@ -14,7 +14,7 @@ from visibility import outbox, points, sources
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.models import DirtyFlag, ScopeMark
-from visibility.soft import client, leases, pending
+from visibility.soft import client, leases
 from visibility.soft.leases import Watch
 
 
@@ -95,7 +95,7 @@ def waiting(data_type: str, lane: str = "") -> set[str]:
     """The keys of a type that are pending."""
     found = registry.get(data_type)
     name = lane or found.lane
-    rows = pending.client()
+    rows = client.client()
     out: set[str] = set()
     for shard in range(settings.SHARDS):
         members = rows.zrange(f"{{{settings.PREFIX}:{shard}}}:pending:{name}", 0, -1)

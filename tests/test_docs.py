@@ -1,0 +1,141 @@
+"""The docs and the README are held to the code: every Python block runs, every table names what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import visibility.datatypes
+from tests.app import models
+from visibility import conf, frames, signals
+from visibility.datatypes import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+), append -->\n)?```(?P<lang>\w*)\n(?P<code>.*?)```", re.DOTALL)
+
+
+def text_of(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def blocks(page: Path, lang: str) -> list[str]:
+    """The page's code blocks of a language that are not files of the tutorial; those are run by its own test."""
+    return [m["code"] for m in BLOCK.finditer(page.read_text()) if m["lang"] == lang and not m["file"]]
+
+
+def first_column(text: str, heading: str) -> list[str]:
+    """The names in backticks in the first column of the table under a heading."""
+    part = re.split(rf"^#+ {re.escape(heading)}\n", text, flags=re.MULTILINE)[1]
+    part = re.split(r"^#", part, flags=re.MULTILINE)[0]
+    rows = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+    return [name for cell in rows for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.fixture
+def blog(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The app of the snippets: a `blog` whose models are this test project's; what they register is forgotten again."""
+    package, own = ModuleType("blog"), ModuleType("blog.models")
+    vars(own).update({name: value for name, value in vars(models).items() if not name.startswith("_")})
+    monkeypatch.setitem(sys.modules, "blog", package)
+    monkeypatch.setitem(sys.modules, "blog.models", own)
+    monkeypatch.setattr(registry, "_types", {})
+    monkeypatch.setenv("METRICS_TOKEN", "t")
+    yield
+    import visibility.sources
+
+    visibility.sources.forget()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+@pytest.mark.django_db(transaction=True)
+def test_every_python_block_runs(page: Path, blog: None) -> None:
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    for code in blocks(page, "python"):
+        exec(compile(code, f"{page.name}", "exec"), namespace)  # noqa: S102
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_settings_are_all_there() -> None:
+    assert sorted(first_column(text_of("reference.md"), "Settings")) == sorted(conf.DEFAULTS)
+    limits = conf.DEFAULTS["LIMITS"]
+    for name, value in limits.items():
+        assert f"`{name}` {value}" in text_of("reference.md")
+
+
+def test_settings_have_their_defaults() -> None:
+    for line in text_of("reference.md").splitlines():
+        match = re.match(r"\| `([A-Z_]+)` \| ([^|]+) \|", line)
+        if match and re.fullmatch(r"[\d_.]+", match[2].strip()):
+            assert float(match[2]) == conf.DEFAULTS[match[1]], match[1]
+
+
+def test_lane_options_are_all_there() -> None:
+    fields = {f.name: f.default for f in dataclasses.fields(conf.Lane) if f.name != "name"}
+    assert sorted(first_column(text_of("reference.md"), "Lanes")) == sorted(fields)
+    for line in text_of("reference.md").splitlines():
+        match = re.match(r"\| `([a-z]+)` \| ([\d.]+) \|", line)
+        if match and match[1] in fields:
+            assert float(match[2]) == fields[match[1]], match[1]
+
+
+def test_signals_are_all_there() -> None:
+    told = first_column(text_of("reference.md"), "Signals")
+    assert sorted(told) == sorted(name for name, value in vars(signals).items() if type(value).__name__ == "Signal")
+
+
+def test_checks_are_all_there() -> None:
+    from visibility import checks
+
+    source = Path(checks.__file__).read_text()
+    ids = set(re.findall(r'"(visibility\.[EW]\d{3})"', source))
+    assert set(first_column(text_of("reference.md"), "System checks")) == ids
+
+
+def test_attributes_of_a_data_type_are_all_there() -> None:
+    told = set(first_column(text_of("data-types.md"), "What you may set"))
+    own = {
+        name
+        for name, value in vars(visibility.datatypes.DataType).items()
+        if not name.startswith("_") and not callable(value) and not isinstance(value, property) and name != "sources"
+    }
+    assert told == own
+
+
+def test_close_codes_are_all_there() -> None:
+    told = set(re.findall(r"^\| (4\d{3}) \|", text_of("socket-protocol.md"), flags=re.MULTILINE))
+    codes = {str(v) for n, v in vars(frames).items() if n.isupper() and isinstance(v, int) and 4000 <= v < 5000}
+    assert told == codes
+
+
+def test_redis_keys_are_all_there() -> None:
+    told = {name.partition(":")[0] for name in first_column(text_of("architecture.md"), "Redis keys")}
+    roles: set[str] = set()
+    soft = ROOT / "visibility" / "soft"
+    for path in [*soft.glob("lua/*.lua"), *soft.glob("*.py"), *(ROOT / "visibility").glob("*.py")]:
+        source = path.read_text()
+        roles.update(re.findall(r"base \.\. ':([\w-]+)", source))
+        roles.update(re.findall(r"\bkey\([^()]*?(?:\([^()]*\)[^()]*?)?, \"(\w+)\"", source))
+    # Roles that scripts take from a list.
+    assert told == roles | {"background", "holders"}
+
+
+def test_test_helpers_are_all_there() -> None:
+    from visibility import testing
+
+    told = {name.partition("(")[0] for name in first_column(text_of("testing.md"), "Testing your data types")}
+    public = {n for n, v in vars(testing).items() if not n.startswith("_") and getattr(v, "__module__", "") == testing.__name__}
+    assert told == public - {"Killed"}

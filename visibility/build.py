@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +22,7 @@ from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks
 from visibility.exceptions import BadSnapshot, BuildTimeout, RedisAway
+from visibility.keepalive import kept
 from visibility.points import reach
 from visibility.signals import snapshot_built
 from visibility.soft import clock, pending, snapshots
@@ -58,30 +58,14 @@ def holding(lane: str, owned: Claim) -> Iterator[set[str]]:
     If the block raises (a stopping worker, a database away), what is still claimed is given back: due at once where the
     worker stops, after a moment where the trouble may last. While Redis is away, the claims end by their lease.
     """
-    lease, lost, over = settings.BUILD_LEASE, set[str](), threading.Event()
-    names = [row.resource for row in owned.rows]
-
-    def renew() -> None:
-        while not over.wait(lease / 3):
-            try:
-                lost.update(pending.extend(lane, owned, lease, names))
-            except RedisAway:
-                # Unknown whether the claim lives; the store compares the owner in any case.
-                continue
-
-    thread = threading.Thread(target=renew, name="visibility-keepalive", daemon=True)
-    thread.start()
     try:
-        yield lost
+        with kept(lane, owned, settings.BUILD_LEASE) as lost:
+            yield lost
     except RedisAway:
         raise
     except BaseException as error:
-        over.set()
         give_back(lane, owned, owned.rows, TROUBLE_DELAY if isinstance(error, Exception) else 0.0)
         raise
-    finally:
-        over.set()
-        thread.join()
 
 
 def give_back(lane: str, owned: Claim, rows: Sequence[Claimed], delay: float = 0.0) -> None:
@@ -147,11 +131,12 @@ def build_claimed(
     out: dict[str, Built] = {}
     items: list[tuple[str, int, int, bytes]] = []
     made: dict[str, snapshots.Stored] = {}
+    limit_bytes, version = settings.LIMITS["snapshot_bytes"], int(owned.token)
     for key, row in keys.items():
         value = data[key]
         if not isinstance(value, BaseException):
             try:
-                body = snapshots.encode_body(row.resource, value)
+                body = snapshots.encode_body(row.resource, value, limit_bytes)
             except BadSnapshot as error:
                 value = error
         if isinstance(value, BaseException):
@@ -163,7 +148,7 @@ def build_claimed(
         first = seen[key].first_at
         event = row.since_ms or (int(first.timestamp() * 1000) if first else 0)
         soft = built_ms + int(jittered(data_type, data_type.soft_ttl) * 1000)
-        one = snapshots.Stored(int(owned.token), data_type.schema, built_ms, event, soft, cost, seen[key].stamp, body)
+        one = snapshots.Stored(version, data_type.schema, built_ms, event, soft, cost, seen[key].stamp, body)
         made[row.resource] = one
         items.append((row.resource, int(jittered(data_type, data_type.ttl) * 1000), soft, snapshots.pack(one)))
     reach("build.store")
@@ -231,13 +216,16 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
         metrics.count("build_failures", failures, data_type=name)
     if refused := len(out) - len(good) - failures:
         metrics.count("store_refused", refused, data_type=name)
+    waited: dict[str, list[float]] = {}
     for one in good:
         event_ms = one.stored.event_ms if one.stored else 0
-        row = keys[one.resource[len(name) + 1 :]]
+        event_at = None
         if event_ms:
-            stage = "freshness_built" if row.visible else "freshness_resolved"
-            metrics.observe(stage, max(0.0, (now - event_ms) / 1000), data_type=name)
-        event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
+            stage = "freshness_built" if keys[one.resource[len(name) + 1 :]].visible else "freshness_resolved"
+            waited.setdefault(stage, []).append(max(0.0, (now - event_ms) / 1000))
+            event_at = datetime.fromtimestamp(event_ms / 1000, UTC)
         snapshot_built.send_robust(
             name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at
         )
+    for stage, seconds in waited.items():
+        metrics.observe_all(stage, seconds, data_type=name)

@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from visibility.histogram import LAST, Histogram, bucket_of
@@ -48,6 +48,16 @@ class _Buffer:
             if key not in self.counts and len(self.counts) >= MAX_FIELDS:
                 key = DROPPED
             self.counts[key] = self.counts.get(key, 0) + n
+            self.start()
+
+    def add_all(self, amounts: dict[str, int]) -> None:
+        minute = int(time.time() // 60)
+        with self.lock:
+            for name, n in amounts.items():
+                key = (minute, name)
+                if key not in self.counts and len(self.counts) >= MAX_FIELDS:
+                    key = DROPPED
+                self.counts[key] = self.counts.get(key, 0) + n
             self.start()
 
     def start(self) -> None:
@@ -116,6 +126,15 @@ def observe(name: str, seconds: float, data_type: str = "", n: int = 1) -> None:
     kind = _word(data_type)
     _buffer.add(f"{name}|{kind}|~{bucket_of(seconds)}", n)
     _buffer.add(f"{name}|{kind}|~s", max(1, int(min(seconds, LAST) * 1_000_000)) * n)
+
+
+def observe_all(name: str, seconds: Iterable[float], data_type: str = "") -> None:
+    """`observe` for many durations at once."""
+    head = f"{name}|{_word(data_type)}|~"
+    found = Histogram.of(one for one in seconds if not math.isnan(one))
+    if found:
+        amounts = {f"{head}{bucket}": n for bucket, n in found.buckets.items()}
+        _buffer.add_all({**amounts, f"{head}s": max(1, int(found.total * 1_000_000))})
 
 
 def flush() -> bool:

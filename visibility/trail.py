@@ -25,11 +25,12 @@ _notes: list[tuple[str, str]] = []
 
 def note(resource: str, kind: str, **detail: str | int | float | None) -> None:
     """Remember that this happened to a resource now. `kind` is a machine word; `detail` must be JSON."""
+    # Looked at before the note is written out: under load most are dropped.
+    if len(_notes) >= PER_FLUSH:
+        metrics.count("notes_dropped")
+        return
     entry = json.dumps({"at": round(time.time(), 3), "kind": kind, **detail}, separators=(",", ":"))
     with _lock:
-        if len(_notes) >= PER_FLUSH:
-            metrics.count("notes_dropped")
-            return
         _notes.append((resource, entry))
     metrics.kick()
 

@@ -63,8 +63,11 @@ class Snapshot:
         return datetime.fromtimestamp(self.event_ms / 1000, UTC) if self.event_ms else None
 
 
-def encode_body(resource: str, data: Any) -> bytes:
+def encode_body(resource: str, data: Any, limit: int | None = None) -> bytes:
     """Data as JSON bytes.
+
+    Args:
+        limit: the most bytes, where the caller has looked it up already.
 
     Raises:
         BadSnapshot: not JSON-able, or over `LIMITS["snapshot_bytes"]`; names the resource.
@@ -73,7 +76,7 @@ def encode_body(resource: str, data: Any) -> bytes:
         body = _encoder.encode(data).encode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadSnapshot(f"the build of {resource!r} returned what JSON cannot hold: {error}") from error
-    limit = settings.LIMITS["snapshot_bytes"]
+    limit = settings.LIMITS["snapshot_bytes"] if limit is None else limit
     if len(body) > limit:
         raise BadSnapshot(
             f"the build of {resource!r} returned {len(body)} bytes; VISIBILITY['LIMITS']['snapshot_bytes'] is {limit}"

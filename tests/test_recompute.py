@@ -510,16 +510,29 @@ def test_J11_a_forked_child_opens_its_own_database_connection(live: Live, probes
     assert Counter.objects.count() == 0
 
 
-def test_J11_connections_are_closed_around_each_batch(
+def test_J11_connections_are_looked_at_around_each_batch_and_closed_with_the_job(
     transactional_db: None, probes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed: list[int] = []
-    own = hygiene.close_old
-    monkeypatch.setattr(hygiene, "close_old", lambda: (closed.append(len(builds())), own())[1])
+    looked: list[tuple[str, int]] = []
+    for name in ("close_old", "close_broken"):
+        own = getattr(hygiene, name)
+        monkeypatch.setattr(hygiene, name, lambda name=name, own=own: (looked.append((name, len(builds()))), own())[1])
     with override_settings(VISIBILITY=_with_lane(batch=1)):
         pend("probe:a", "probe:b", forced=True)
         drain()
-    assert {0, 1, 2} <= set(closed)
+    assert {("close_old", 0), ("close_broken", 1), ("close_broken", 2), ("close_old", 2)} <= set(looked)
+
+
+def test_J11_a_broken_connection_does_not_outlive_its_batch(transactional_db: None, probes: Path) -> None:
+    """One that is merely past its age serves until the job ends: opening another for each batch costs as much as the batch."""
+    Counter.objects.count()
+    before = connection.connection
+    hygiene.close_broken()
+    assert connection.connection is before
+    connection.errors_occurred = True
+    connection.close_at = 0
+    hygiene.close_broken()
+    assert connection.connection is None
 
 
 def test_J11_a_dead_database_connection_is_replaced(live: Live, probes: Path) -> None:

@@ -41,6 +41,14 @@ def forget_inherited() -> None:
             del connections[connection.alias]
 
 
+def close_broken() -> None:
+    """Close connections that failed, so that what follows gets new ones. One that is only past its age serves until the job
+    ends: without `CONN_MAX_AGE` every connection is, and a new one for each batch costs as much as the batch."""
+    for connection in connections.all(initialized_only=True):
+        if connection.errors_occurred and not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
 def close_old() -> None:
     """Close connections that are broken or past their age; one with an open transaction is left to whoever opened that."""
     for connection in connections.all(initialized_only=True):

@@ -143,7 +143,7 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
             started = time.monotonic()
             built += work(lane, owned)
             _pace[lane.name] = (time.monotonic() - started) / len(owned.rows)
-            hygiene.close_old()
+            hygiene.close_broken()
             last_try, more = False, owned.due > 0
             continue
         if not owned.bell_ms:

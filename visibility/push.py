@@ -151,14 +151,12 @@ def _update(resource: str, version: int) -> Hint:
 def _packed(hints: Sequence[tuple[str, Hint]]) -> list[tuple[str, Hint]]:
     """Hints as they go out. A group_send costs half a millisecond, a name that a process does not know nearly nothing: the
     updates of a large batch share messages to everybody."""
-    versions = {resource: hint["version"] for resource, hint in hints if hint["kind"] == "update"}
+    versions = {resource: hint["version"] for resource, hint in hints if hint.get("kind") == "update"}
     if len(versions) <= FEW:
         return list(hints)
-    out = [pair for pair in hints if pair[1]["kind"] != "update"]
-    rows = list(versions.items())
-    for start in range(0, len(rows), PACK):
-        out.append(("", {"type": TYPE, "kind": "updates", "versions": dict(rows[start : start + PACK])}))
-    return out
+    rest, rows = [pair for pair in hints if pair[1].get("kind") != "update"], list(versions.items())
+    parts = [dict(rows[start : start + PACK]) for start in range(0, len(rows), PACK)]
+    return [*rest, *(("", Hint(type=TYPE, kind="updates", versions=part)) for part in parts)]
 
 
 def send(hints: Sequence[tuple[str, Hint]]) -> None:

@@ -24,8 +24,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the bars of the design.")
     made.add_argument("bars", nargs="*", metavar="BAR", help=f"{', '.join(BARS)} (default: all)")
     made.add_argument("--json", action="store_true", help="print a JSON list, a row a bar, instead of a table")
-    made.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both", help="where it matters (default: both)")
-    made.add_argument("--size", choices=SIZES, default="full", help="how much is done; tiny shows only that it runs (default: full)")
+    made.add_argument(
+        "--database", choices=("sqlite", "postgres", "both"), default="both", help="where it matters (default: both)"
+    )
+    made.add_argument(
+        "--size", choices=SIZES, default="full", help="how much is done; tiny shows only that it runs (default: full)"
+    )
     made.add_argument("--trace", type=Path, help="the trace that B11 replays (default: $BENCHMARK_TRACE, else a made one)")
     made.add_argument("--strict", action="store_true", help="exit with 1 if a bar does not hold")
     return made

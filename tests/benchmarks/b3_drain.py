@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
+from statistics import median
 from typing import Any
 
 from django_rq import get_queue
@@ -35,40 +37,40 @@ def measure(stage: Stage) -> Iterator[Part]:
     for kind in (SimpleWorker, Worker):
         jobs = stage.size.n(JOBS[kind], 3)
         turns = by_turns(
-            lambda kind=kind: _drain(kind, keys),  # type: ignore[misc]
-            lambda kind=kind, jobs=jobs: _jobs(kind, keys[:jobs]),  # type: ignore[misc]
+            partial(_work, kind, "visibility-hot", len(keys)),
+            partial(_work, kind, "plain", jobs),
             stage.size.times(7),
+            before=(partial(_pend, keys), partial(_enqueue, keys[:jobs])),
+            meter=stage.cpu,
+            units=(len(keys), jobs),
         )
-        ours, theirs = sorted(turns.ours)[len(turns.ours) // 2], sorted(turns.floor)[len(turns.floor) // 2]
+        left = pending.lane_state("hot")
+        if left.pending or left.claimed:
+            raise AssertionError(f"the drains left {left}")
         yield turns.gain(
             f"keys per second, {kind.__name__}", LIMITS[kind], f"one RQ job per key, {kind.__name__}",
-            ours_per_second=1 / ours, theirs_per_second=1 / theirs, keys=len(keys), jobs=jobs,
+            ours_per_second=1 / median(turns.ours), theirs_per_second=1 / median(turns.floor), keys=len(keys), jobs=jobs,
         )  # fmt: skip
 
 
-def _work(kind: Any, name: str) -> float:
+def _work(kind: Any, name: str, keys: int) -> float:
+    """Seconds per key of one worker in burst mode."""
     queue = get_queue(name)
     worker = kind([queue], connection=queue.connection)
     begun = time.perf_counter()
     worker.work(burst=True, logging_level="ERROR")
-    return time.perf_counter() - begun
+    return (time.perf_counter() - begun) / keys
 
 
-def _drain(kind: Any, keys: list[str]) -> float:
+def _pend(keys: list[str]) -> None:
     resources = [f"counter:{key}" for key in keys]
     leases.renew([leases.Watch(name, "1/tab") for name in resources])
     now = int(time.time() * 1000)
     pending.pend(settings.lane("hot"), [Item(name, now, window=0.0) for name in resources])
     recompute.enqueue_drain("hot", 0)
-    took = _work(kind, "visibility-hot")
-    left = pending.lane_state("hot")
-    if left.pending or left.claimed:
-        raise AssertionError(f"the drain left {left}")
-    return took / len(keys)
 
 
-def _jobs(kind: Any, keys: list[str]) -> float:
+def _enqueue(keys: list[str]) -> None:
     queue = get_queue("plain")
     for key in keys:
         queue.enqueue_call(plain.build_one, args=("counter", key), result_ttl=0)
-    return _work(kind, "plain") / len(keys)

@@ -112,7 +112,9 @@ class Bar:
     def as_json(self) -> dict[str, Any]:
         """The row of the bar; ratio and limit are those of its tightest part."""
         worst = self.tightest
-        found = worst.as_json() if worst else dict.fromkeys(("ratio", "limit", "limit_is", "spread", "what", "database", "against"))
+        found = (
+            worst.as_json() if worst else dict.fromkeys(("ratio", "limit", "limit_is", "spread", "what", "database", "against"))
+        )
         return {
             "bar": self.name,
             "ratio": found["ratio"],
@@ -134,10 +136,14 @@ def tidy(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Turns:
-    """What each turn took on both sides, in seconds (or any other unit, the same on both)."""
+    """What each turn took on both sides, in seconds (or any other unit, the same on both).
+
+    `cpu`: what it took of processor time in all processes concerned, which other work on the machine changes less.
+    """
 
     ours: list[float]
     floor: list[float]
+    cpu: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def ratios(self) -> list[float]:
@@ -155,7 +161,10 @@ class Turns:
     def _part(
         self, ratios: Sequence[float], what: str, limit: float, against: str, *, least: bool, figures: dict[str, Any]
     ) -> Part:
-        own = {"ours": statistics.median(self.ours), "theirs": statistics.median(self.floor), "turns": len(ratios)}
+        own: dict[str, Any] = {"ours": statistics.median(self.ours), "theirs": statistics.median(self.floor)}
+        if self.cpu and all(a > 0 and b > 0 for a, b in self.cpu):
+            own["cpu_ratio"] = statistics.median(b / a if least else a / b for a, b in self.cpu)
+        own["turns"] = len(ratios)
         return Part(
             what=what, ratio=statistics.median(ratios), limit=limit, against=against, least=least, spread=quartiles(ratios),
             figures={**own, **figures},
@@ -178,7 +187,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def by_turns(
-    ours: Side, floor: Side, rounds: int, *, warm: int = 1, seconds: float = 20.0, before: Callable[[], object] | None = None
+    ours: Side,
+    floor: Side,
+    rounds: int,
+    *,
+    warm: int = 1,
+    seconds: float = 20.0,
+    before: tuple[Callable[[], object] | None, Callable[[], object] | None] = (None, None),
+    meter: Callable[[], float] | None = None,
+    units: tuple[int, int] = (1, 1),
 ) -> Turns:
     """Run both sides by turns and keep what they took.
 
@@ -187,20 +204,26 @@ def by_turns(
         rounds: turns, each of both sides; fewer where `seconds` are over (never less than three, if so many were asked for).
         warm: turns before that, which do not count.
         before: called before each side, untimed.
+        meter: answers the processor time used so far; `units` is by what each side's is divided.
     """
     turns = Turns([], [])
     ends = time.monotonic() + seconds
     for n in range(-warm, rounds):
         if n >= min(3, rounds) and time.monotonic() > ends:
             break
-        order = [(ours, turns.ours), (floor, turns.floor)]
-        for side, kept in order if n % 2 == 0 else reversed(order):
-            if before is not None:
-                before()
+        used = [0.0, 0.0]
+        for which in (0, 1) if n % 2 == 0 else (1, 0):
+            prepare = before[which]
+            if prepare is not None:
+                prepare()
             gc.collect()
-            took = side()
+            begun = meter() if meter is not None else 0.0
+            took = (ours, floor)[which]()
+            used[which] = (meter() - begun) / units[which] if meter is not None else 0.0
             if n >= 0:
-                kept.append(took)
+                (turns.ours, turns.floor)[which].append(took)
+        if n >= 0 and meter is not None:
+            turns.cpu.append((used[0], used[1]))
     return turns
 
 

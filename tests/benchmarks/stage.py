@@ -30,6 +30,12 @@ class Stage:
     redis: Any
     server: Any
     stack: ExitStack
+    pids: list[int]
+
+    def cpu(self) -> float:
+        """Processor seconds used so far: by this process with its ended children, and by the servers with all of theirs."""
+        own = os.times()
+        return own.user + own.system + own.children_user + own.children_system + sum(_cpu(pid) for pid in self.pids)
 
     def versions(self) -> dict[str, str]:
         """What the figures were taken on."""
@@ -68,8 +74,10 @@ def on_stage(database: str, size: Size, visibility: Mapping[str, Any] | None = N
     with ExitStack() as stack:
         port = int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0])
         server = stack.enter_context(servers.valkey(port=port))
+        pids = [server.process.pid] if server.process else []
         if database == "postgres":
-            stack.enter_context(servers.postgres(port=int(settings.DATABASES["default"]["PORT"]), durable=durable))
+            sql = stack.enter_context(servers.postgres(port=int(settings.DATABASES["default"]["PORT"]), durable=durable))
+            pids += [sql.process.pid] if sql.process else []
         else:
             stack.callback(_remove, str(settings.DATABASES["default"]["NAME"]))
         import django
@@ -81,7 +89,21 @@ def on_stage(database: str, size: Size, visibility: Mapping[str, Any] | None = N
         call_command("migrate", verbosity=0)
         stack.callback(_close)
         client = stack.enter_context(server.client(decode_responses=False, socket_timeout=30))
-        yield Stage(size, database, client, server, stack)
+        yield Stage(size, database, client, server, stack, pids)
+
+
+def _cpu(leader: int) -> float:
+    """Processor seconds of a process's whole session."""
+    from tests.support.processes import session_members
+
+    total = 0.0
+    for pid in session_members(leader):
+        try:
+            with open(f"/proc/{pid}/schedstat") as file:  # noqa: PTH123
+                total += int(file.read().split()[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            continue
+    return total
 
 
 def _close() -> None:

@@ -206,10 +206,10 @@ class InTestCase(TestCase):
         assert not marked("counter")
 
     def test_a_rollback_inside_takes_it_away(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True) as callbacks, pytest.raises(ZeroDivisionError):
-            with transaction.atomic():
-                Counter.objects.create(name="a")
-                raise ZeroDivisionError
+        capture = self.captureOnCommitCallbacks(execute=True)
+        with capture as callbacks, pytest.raises(ZeroDivisionError), transaction.atomic():
+            Counter.objects.create(name="a")
+            raise ZeroDivisionError
         assert not callbacks
         assert not Event.objects.exists()
 
@@ -508,7 +508,7 @@ def test_every_form_of_an_answer(ann: User) -> None:
         def build(self, key: str) -> Any:
             return key
 
-    with declared(Any_), alone("any"):
+    with declared(Every), alone("any"):
         for answer, keys in (
             (None, set()),
             ([], set()),

@@ -109,8 +109,8 @@ def events_of(data_type: DataType, key: str, last: str = "") -> list[EventLine]:
     newest = sorted(found.items(), reverse=True, key=lambda pair: (pair[1]["about"] == "resource", pair[0]))[:SHOWN]
     chosen = dict(newest)
     for pk in _uuids([last]):
-        if pk not in found and (event := Event.objects.filter(pk=pk).first()):
-            chosen[pk] = line(event, data_type.name, "resource")
+        if pk not in found and (older := Event.objects.filter(pk=pk).first()):
+            chosen[pk] = line(older, data_type.name, "resource")
     return [chosen[pk] for pk in sorted(chosen, reverse=True)]
 
 

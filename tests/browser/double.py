@@ -66,6 +66,7 @@ class Double:
         self.deaf = False  # reads, never answers
         self.lossy = False  # updates get lost on their way
         self.slow = 0.0  # seconds before each answer
+        self.no_worker = False  # the script is not found where it is asked for as a worker
         self.greet_with: int | None = None  # accept, then close with this code
         self.answer: Callable[[Socket, dict[str, Any]], dict[str, Any] | None] = lambda socket, frame: None
         self._numbers = itertools.count(1)
@@ -161,7 +162,7 @@ class Double:
         if "Upgrade" in request.headers:
             return None
         path = request.path.partition("?")[0]
-        if path == "/visibility.js":
+        if path == "/visibility.js" and not (self.no_worker and "worker" in request.headers.get("Sec-Fetch-Dest", "")):
             return self._response(SCRIPT.read_text(), "text/javascript")
         if path in self.pages:
             return self._response(self.pages[path], "text/html")

@@ -228,6 +228,19 @@ def test_a_revoked_resource_is_forgotten(tab: Tab, double: Double) -> None:
     assert version in [update["version"] for update in heard(page, "update")]
 
 
+def test_a_tab_is_not_handed_what_is_not_allowed_any_more(tab: Tab, double: Double) -> None:
+    double.publish("feed:1", "secret")
+    page, other = tab(box("feed:1"), path="page"), tab(path="other")
+    wait_for(lambda: heard(page, "update"))
+    double.slow, double.forbidden = 0.5, {"feed:1"}
+    double.drop(1012)
+    wait_for(lambda: double.live and double.live[0].said("watch"))
+    watch(other, "feed:1")
+    wait_for(lambda: heard(other, "error"))
+    assert heard(other, "error")[0]["code"] == "forbidden"
+    assert got(other, "feed:1") == []
+
+
 def test_more_than_the_limit_waits_until_there_is_room(tab: Tab, double: Double) -> None:
     double.hello["limits"]["watches_per_socket"] = 3
     page = tab("".join(box(f"item:{number}", f"id=i{number}") for number in range(5)))
@@ -253,6 +266,7 @@ def test_long_lists_are_cut_to_the_servers_frame_size(tab: Tab, double: Double) 
 
 def test_what_the_rate_limit_dropped_is_said_again(tab: Tab, double: Double) -> None:
     double.answer = lambda socket, frame: {"op": "error", "id": None, "code": "rate", "detail": "slower", "resource": None}
+    double.hello["heartbeat"] = 60
     page = tab(box("feed:1"))
     wait_for(lambda: heard(page, "error"))
     assert double.watching == set()
@@ -438,12 +452,13 @@ def test_another_scope_is_another_socket(tab: Tab, double: Double) -> None:
     wait_for(lambda: [socket.watching for socket in double.live] == [{"feed:1"}, {"feed:2"}])
 
 
-@pytest.mark.parametrize("why", ["policy", "absent", "asked"])
+@pytest.mark.parametrize("why", ["policy", "absent", "asked", "missing"])
 def test_without_a_shared_worker_each_tab_has_a_socket(context: Any, tab: Tab, double: Double, why: str) -> None:
     if why == "policy":
         double.policy = double.policy.replace("worker-src 'self'", "worker-src 'none'")
     elif why == "absent":
         context.add_init_script("delete window.SharedWorker")
+    double.no_worker = why == "missing"
     options = {"shared": False} if why == "asked" else {}
     pages = [tab(box("feed:1"), path=str(number), **options) for number in range(2)]
     wait_for(lambda: [socket.watching for socket in double.live] == [{"feed:1"}, {"feed:1"}])
@@ -453,9 +468,18 @@ def test_without_a_shared_worker_each_tab_has_a_socket(context: Any, tab: Tab, d
         assert heard(page, "state")[-1]["shared"] is False
     pages[0].goto("about:blank")
     wait_for(lambda: len(double.live) == 1)
-    if why == "policy":
-        assert all("worker-src" in error for error in context.errors)
-        context.errors.clear()
+    assert all("worker-src" in error or "404" in error for error in context.errors)
+    context.errors.clear()
+
+
+def test_a_worker_that_cannot_start_is_not_waited_for(context: Any, double: Double) -> None:
+    double.no_worker = True
+    page = context.new_page()
+    page.clock.install(time=0)
+    page.clock.pause_at(1_000)
+    page.goto(double.page(""))
+    expect_state(page, "open")
+    context.errors.clear()
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import expect_state, heard
+from tests.browser.conftest import expect_state, heard, hide
 from tests.browser.double import Double
 from tests.support import wait_for
 from tests.support.proxy import Proxy
@@ -119,19 +119,34 @@ def test_S10_a_ping_under_30_seconds_even_if_the_server_asks_for_less(context: A
     wait_for(lambda: double.live[0].said("ping"))
 
 
-def test_offline_asks_and_online_comes_back_at_once(context: Any, tab: Tab, double: Double) -> None:
+def test_offline_asks_whether_the_line_lives(context: Any, tab: Tab, double: Double) -> None:
     double.hello["heartbeat"] = 60
-    page = tab(BODY, retryBase=0.1, retryCap=60)
+    tab(BODY)
     wait_for(lambda: double.watching)
     context.set_offline(True)
     wait_for(lambda: double.live[0].said("ping"))
+
+
+@pytest.mark.parametrize("event", ["online", "test:hide"])
+def test_online_or_back_in_front_does_not_wait_to_the_end(context: Any, double: Double, event: str) -> None:
+    page = context.new_page()
+    page.clock.install()
+    page.goto(double.page(BODY, {"shared": False, "retryBase": 0.1, "retryCap": 3600}))
+    expect_state(page, "open")
     double.stop()
-    expect_state(page, "waiting")
-    wait_for(lambda: max(state["retryIn"] or 0 for state in heard(page, "state")) > 1, 20, "the waits have grown")
+    hide(page, event == "test:hide")
+
+    def long_wait() -> bool:
+        page.clock.run_for(60_000)
+        last = heard(page, "state")[-1]
+        return bool(last["state"] == "waiting" and last["retryIn"] > 600)
+
+    wait_for(long_wait, 20)
     double.publish("feed:1", "meanwhile")
     double.start()
-    context.set_offline(False)
-    wait_for(lambda: updates(page) == ["meanwhile"], 3)
+    page.evaluate("event => dispatchEvent(new CustomEvent(event, { detail: false }))", event)
+    page.clock.run_for(200)
+    wait_for(lambda: updates(page) == ["meanwhile"])
     context.errors.clear()
 
 

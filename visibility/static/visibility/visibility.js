@@ -35,7 +35,8 @@
  *                        state is fresh, stale (a newer one follows) or rebuilt; missed: how many changes it sums up
  *   visibility:changed   {resource, version}    the same moment without the data, to fetch HTML anew:
  *                        <ul data-visibility="feed:42" data-visibility-version="…" hx-get="/feed/"
- *                        hx-trigger="visibility:changed" hx-swap="outerHTML">, or `visibility:changed from:body`
+ *                        hx-trigger="visibility:changed" hx-swap="outerHTML">, or `visibility:changed from:body`. With
+ *                        the version, a change that comes while HTML is on its way is not missed
  *   visibility:watchers  {resource, count}      how many sessions watch it
  *   visibility:error     {code, detail, resource, reason}    code is the server's (bad_frame, unknown_resource,
  *                        forbidden, limit, rate), or `revoked`: the right to see it ended, remove it from the page
@@ -135,6 +136,8 @@ class Hub {
   known = new Map();
   /** What the server was told to watch on this connection, and from which version. @type {Map<string, number>} */
   sent = new Map();
+  /** What of that the server answered: only this is handed from one tab to another. @type {Set<string>} */
+  live = new Set();
   /** What of that must be said once more. @type {Set<string>} */
   redo = new Set();
   /** What was behind at the last pong, and at which version. @type {Map<string, number>} */
@@ -227,7 +230,7 @@ class Hub {
   catchUp(port, resource, joins) {
     const want = this.tabs.get(port)?.wants.get(resource);
     const since = this.sent.get(resource);
-    if (!want || since === undefined) return;
+    if (!want || since === undefined || !this.live.has(resource)) return;
     const { update, count } = this.known.get(resource) ?? {};
     if (joins && count !== undefined) port.postMessage({ op: "frame", frame: { op: "watchers", resource, count } });
     if (update && update.version > want.have) {
@@ -272,7 +275,7 @@ class Hub {
     for (const timer of Object.values(this.timers)) clearTimeout(timer);
     this.timers = {};
     this.socket = this.front = null;
-    for (const memory of [this.sent, this.redo, this.behind, this.refused, this.over, this.unanswered]) memory.clear();
+    for (const memory of [this.sent, this.live, this.redo, this.behind, this.refused, this.over, this.unanswered]) memory.clear();
   }
 
   /** @param {number} code */
@@ -379,7 +382,7 @@ class Hub {
       for (const name of names) {
         const version = this.version(name, wanted);
         if (version) since[name] = version;
-        op === "watch" ? this.sent.set(name, version) : this.sent.delete(name);
+        op === "watch" ? this.sent.set(name, version) : this.sent.delete(name) && this.live.delete(name);
       }
       this.unanswered.set(id, { op, names });
       this.send(op === "watch" ? { op, id, resources: names, since } : { op, id, resources: names });
@@ -403,6 +406,8 @@ class Hub {
       case "watched":
         this.unanswered.delete(frame.id);
         for (const [resource, { watchers }] of Object.entries(frame.resources)) {
+          if (!this.sent.has(resource)) continue;
+          this.live.add(resource);
           this.count(resource, watchers);
           for (const port of this.tabs.keys()) this.catchUp(port, resource, false);
         }
@@ -462,8 +467,7 @@ class Hub {
   /** @param {any} error  names a resource that is not asked for again on this connection */
   refuse(error) {
     const { resource, code } = error;
-    this.sent.delete(resource);
-    this.known.delete(resource);
+    for (const memory of [this.sent, this.live, this.known]) memory.delete(resource);
     this.refused.add(resource);
     this.give(error);
     if (code !== "limit") return;

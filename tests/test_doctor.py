@@ -294,7 +294,7 @@ class TestTraffic:
         for thread in threads:
             thread.join()
         metrics.flush()
-        one = named("stampede", traffic.stampede)
+        one = named("stampede", traffic.counted)
         assert one.evidence["data_type"] == "probe"
         assert one.evidence["builds"] == 1
         assert one.evidence["waits"] >= 20
@@ -313,7 +313,7 @@ class TestTraffic:
                 build_claimed(registry.get("counter"), "hot", owned, owned.rows, lost)
             redis.zrem("{vis:0}:pending:hot", name)
         metrics.flush()
-        assert named("doubled_builds", traffic.refused_writes).evidence["refused"] == 6
+        assert named("doubled_builds", traffic.counted).evidence["refused"] == 6
 
     def test_builds_that_fail(self, probes: Any) -> None:  # noqa: F811
         for n in range(6):
@@ -323,13 +323,13 @@ class TestTraffic:
             with holding("hot", owned) as lost:
                 build_claimed(registry.get("probe"), "hot", owned, owned.rows, lost)
         metrics.flush()
-        assert named("failing_builds", traffic.failing_builds).severity == CRITICAL
+        assert named("failing_builds", traffic.counted).severity == CRITICAL
 
     def test_counts_that_were_dropped(self) -> None:
         for n in range(metrics.MAX_FIELDS + 3):
             metrics.count(f"m{n}")
         metrics.flush()
-        named("counts_dropped", traffic.dropped_counts)
+        named("counts_dropped", traffic.counted)
 
 
 class TestAll:

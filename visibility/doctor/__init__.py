@@ -45,10 +45,7 @@ CHECKS: tuple[Check, ...] = (
     data.stale_state,
     data.promises,
     data.nobody_carries_over,
-    traffic.stampede,
-    traffic.refused_writes,
-    traffic.failing_builds,
-    traffic.dropped_counts,
+    traffic.counted,
 )
 
 

@@ -15,13 +15,15 @@ CROWD = 20
 SHARE = 0.2
 
 
-def _figures() -> Figures:
-    return history.read(METRICS, [SPAN])[SPAN]
+def counted() -> Iterator[Finding]:
+    """All checks of this module, on one reading of the figures."""
+    figures = history.read(METRICS, [SPAN])[SPAN]
+    for check in (stampede, refused_writes, failing_builds, dropped_counts):
+        yield from check(figures)
 
 
-def stampede() -> Iterator[Finding]:
+def stampede(figures: Figures) -> Iterator[Finding]:
     """Readers seldom wait for one another's builds."""
-    figures = _figures()
     for data_type in registry:
         name = data_type.name
         waits, builds = figures.total("lock_waits", name), figures.total("builds", name)
@@ -51,9 +53,8 @@ def stampede() -> Iterator[Finding]:
         )
 
 
-def refused_writes() -> Iterator[Finding]:
+def refused_writes(figures: Figures) -> Iterator[Finding]:
     """Builds end within their claim."""
-    figures = _figures()
     for data_type in registry:
         name = data_type.name
         refused = figures.total("store_refused", name)
@@ -71,9 +72,8 @@ def refused_writes() -> Iterator[Finding]:
             )
 
 
-def failing_builds() -> Iterator[Finding]:
+def failing_builds(figures: Figures) -> Iterator[Finding]:
     """Builds seldom fail."""
-    figures = _figures()
     for data_type in registry:
         name = data_type.name
         failed, builds = figures.total("build_failures", name), figures.total("builds", name)
@@ -87,9 +87,9 @@ def failing_builds() -> Iterator[Finding]:
             )
 
 
-def dropped_counts() -> Iterator[Finding]:
+def dropped_counts(figures: Figures) -> Iterator[Finding]:
     """Every count reached Redis."""
-    dropped = _figures().total("metrics_dropped")
+    dropped = figures.total("metrics_dropped")
     if dropped:
         yield Finding(
             code="counts_dropped",

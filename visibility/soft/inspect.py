@@ -98,9 +98,20 @@ def sample_immortal(n: int) -> set[str]:
     mine = f"{{{settings.PREFIX}:".encode()
     with guard():
         redis = client()
-        draws = min(n, 4 * redis.dbsize())
-        names = sorted({name for name in (redis.randomkey() for _ in range(draws)) if name and name.startswith(mine)})
-        return {name.decode(errors="replace") for name in names if redis.ttl(name) == -1}
+        draws = range(min(n, 4 * redis.dbsize()))
+        if hasattr(redis, "get_node_from_key"):
+            found = [redis.randomkey() for _ in draws]
+        else:
+            pipe = redis.pipeline(transaction=False)
+            for _ in draws:
+                pipe.randomkey()
+            found = pipe.execute()
+        names = sorted({name for name in found if name and name.startswith(mine)})
+        pipe = redis.pipeline(transaction=False)
+        for name in names:
+            pipe.ttl(name)
+        ends = pipe.execute() if names else []
+        return {name.decode(errors="replace") for name, ttl in zip(names, ends, strict=True) if ttl == -1}
 
 
 def ended_visible(data_type: str, seconds: float) -> int:

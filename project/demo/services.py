@@ -68,13 +68,13 @@ def follow(follower: User, author: User, *, on: bool = True) -> None:
 
 
 @transaction.atomic
-def open_room(user: User, room: Room) -> None:
-    """Everything in the room is read; told only if that changes anything."""
+def open_room(user: User, room: Room) -> int:
+    """Everything in the room is read; told only if that changes anything. Answers how many notifications that settled."""
     newest = room.messages.order_by("-id").values_list("id", flat=True).first() or 0
     for membership in Membership.objects.filter(room=room, user=user, read_up_to__lt=newest):
         membership.read_up_to = newest
         membership.save(update_fields=["read_up_to"])
-    see(user, Notification.objects.filter(subject=f"room:{room.pk}"))
+    return see(user, Notification.objects.filter(subject=f"room:{room.pk}"))
 
 
 @transaction.atomic

@@ -14,10 +14,12 @@ from typing import Any
 import django_rq
 from django.conf import settings
 from django.db import transaction
+from django.db.models.signals import post_save
 from rq import Worker
 
 import visibility
 from project.demo import receivers, services, soft
+from project.demo.models import Membership, Notification
 from project.replay.report import Outcome
 from project.replay.trace import Step, pair
 from project.replay.watching import Watchers
@@ -37,6 +39,9 @@ class Driver:
         # What this process would tell the meter, one Redis call a change, it keeps until the end.
         self.told: Counter[str] = Counter()
         receivers.meter = self.told.update
+        self.saved: list[str] = []
+        for model in (Notification, Membership):
+            post_save.connect(self.row_saved, sender=model)
 
     def run(self, steps: Sequence[Step], messages: int) -> Outcome:
         """Carry out every step at its time (later, if the machine cannot keep up; then everything after it is later too)."""
@@ -73,17 +78,24 @@ class Driver:
                 self.sample()
             self.tick(self.outcome.messages, f"{len(self.watchers.online)} watching")
 
-    def changing(self, resources: Sequence[str]) -> None:
-        """Inside a transaction: note the moment of its commit for these resources, before the gate sees it."""
+    def changing(self, resources: list[str]) -> None:
+        """At the begin of a transaction: note the moment of its commit, before the gate sees it, for these resources and for
+        those of the rows that are saved until then."""
+        self.saved = resources
         transaction.on_commit(lambda: self.watchers.changed(resources, time.time()))
+
+    def row_saved(self, instance: Notification | Membership, **_kwargs: Any) -> None:
+        if isinstance(instance, Notification):
+            self.saved.append(f"badge:{instance.recipient_id}")
+        else:
+            self.saved.append(f"unread:{instance.user_id}")
 
     def message(self, source: str, target: str) -> None:
         """One line of the trace: a message in the room of the two, and a post to the followers of its author."""
         users, room = self.world.users, self.world.rooms[pair(source, target)]
         members = {source, target}
         with transaction.atomic():
-            told = [f"room:{room.pk}", *(f"unread:{users[name].pk}" for name in members)]
-            self.changing([*told, *(f"badge:{users[name].pk}" for name in members - {source})])
+            self.changing([f"room:{room.pk}", *(f"unread:{users[name].pk}" for name in members)])
             services.say(users[source], room, f"to {target}, message {self.outcome.messages}")
         with transaction.atomic():
             self.changing(self.world.readers(source))
@@ -93,8 +105,9 @@ class Driver:
         """Somebody opens a room: what is in it is read."""
         user = self.world.users[person]
         with transaction.atomic():
-            self.changing([f"unread:{user.pk}", f"badge:{user.pk}"])
-            services.open_room(user, self.world.rooms[room])
+            self.changing([])
+            if services.open_room(user, self.world.rooms[room]):
+                self.saved.append(f"badge:{user.pk}")
 
     def sample(self) -> None:
         """Read resources that are watched and that are not. Nothing is being written meanwhile: what calls itself fresh must

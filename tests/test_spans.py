@@ -11,7 +11,9 @@ import pytest
 
 trace = pytest.importorskip("opentelemetry.trace")
 
+from tests.lanes import drain_all, watch  # noqa: E402
 from visibility import spans  # noqa: E402
+from visibility.external import emit  # noqa: E402
 from visibility.models import event_id  # noqa: E402
 
 
@@ -121,3 +123,14 @@ def test_an_exception_goes_on(recorded: list[Recorded]) -> None:
     with spans.span("build", []):
         pass
     assert recorded[1].parent is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_event_gate_build_and_push_are_one_trace(recorded: list[Recorded]) -> None:
+    watch("counter:a")
+    event = emit("counter", ["a"]).event_id
+    drain_all()
+    names = {one.name: one for one in recorded}
+    assert set(names) == {"visibility.gate", "visibility.build", "visibility.push"}
+    assert {one.get_span_context().trace_id for one in recorded} == {event.int}
+    assert names["visibility.push"].parent == names["visibility.build"].get_span_context().span_id

@@ -27,6 +27,7 @@ from visibility.points import reach
 from visibility.signals import snapshot_built
 from visibility.soft import clock, pending, snapshots
 from visibility.soft.pending import Claim, Claimed, Done
+from visibility.spans import traced
 from visibility.wake import wake
 
 logger = logging.getLogger("visibility")
@@ -58,6 +59,7 @@ def holding(lane: str, owned: Claim) -> Iterator[set[str]]:
     If the block raises (a stopping worker, a database away), what is still claimed is given back: due at once where the
     worker stops, after a moment where the trouble may last. While Redis is away, the claims end by their lease.
     """
+    started = time.monotonic()
     try:
         with kept(lane, owned, settings.BUILD_LEASE) as lost:
             yield lost
@@ -66,6 +68,8 @@ def holding(lane: str, owned: Claim) -> Iterator[set[str]]:
     except BaseException as error:
         give_back(lane, owned, owned.rows, TROUBLE_DELAY if isinstance(error, Exception) else 0.0)
         raise
+    finally:
+        metrics.observe("lock_seconds", time.monotonic() - started, lane)
 
 
 def give_back(lane: str, owned: Claim, rows: Sequence[Claimed], delay: float = 0.0) -> None:
@@ -106,6 +110,7 @@ def jittered(data_type: DataType, seconds: float) -> float:
     return seconds * random.uniform(1 - data_type.jitter, 1 + data_type.jitter)  # noqa: S311
 
 
+@traced("build", lambda data_type, lane, owned, rows, *_rest, **_named: [row.event for row in rows])
 def build_claimed(
     data_type: DataType, lane: str, owned: Claim, rows: Sequence[Claimed], lost: set[str], limit: Limit = nullcontext
 ) -> dict[str, Built]:
@@ -186,6 +191,7 @@ def _settle(
         wake(lane, [owned.shard])
 
 
+@traced("push")
 def _publish(updates: list[tuple[str, int]]) -> None:
     """Tell the watchers; a hint that is lost is made good by their next heartbeat, so nothing here may fail a build."""
     try:

@@ -34,6 +34,7 @@ from visibility.points import reach
 from visibility.shadow import only_count
 from visibility.signals import event_processed
 from visibility.soft.client import client, guard
+from visibility.spans import traced
 
 logger = logging.getLogger("visibility")
 FANOUT = "visibility.recompute.enqueue_fanout"
@@ -65,6 +66,7 @@ def _late_rows(items: Sequence[Collected]) -> None:
             item.written, item.row = home.alias, None
 
 
+@traced("gate", lambda items: [item.id for item in items])
 def run_pass(items: Sequence[Collected]) -> dict[str, Verdict]:
     """One pass over these events: everything of section 2 of the design up to the pending set and the marks. Never raises."""
     started = time.monotonic()

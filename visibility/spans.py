@@ -8,10 +8,11 @@ of the request that caused the event is linked too. Without the package, or with
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 try:
@@ -20,6 +21,8 @@ try:
 except ImportError:  # the package is an extra
     trace = None  # type: ignore[assignment]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 LINKS = 32
 _inside: ContextVar[bool] = ContextVar("visibility_span", default=False)
 
@@ -65,3 +68,19 @@ def span(name: str, events: Iterable[Any] = (), **attributes: str | int | float 
     finally:
         with contextlib.suppress(ValueError):  # a generator that was closed in another context
             _inside.reset(token)
+
+
+def traced(name: str, events: Callable[P, Iterable[Any]] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: each call is a span; `events` picks the ids of those it works for out of the arguments."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not installed():
+                return function(*args, **kwargs)
+            with span(name, events(*args, **kwargs) if events else ()):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

@@ -76,9 +76,9 @@ def fetch(parts: Iterable[Part], metrics: Sequence[str], *, data_types: Sequence
     if data_types is not None:
         rows = rows.filter(data_type__in=data_types)
     out = []
-    for at, metric, *rest in rows.values_list("minute", "metric", "data_type", "label", "value", "buckets"):
+    for at, metric, kind, label, value, buckets in rows.values_list("minute", "metric", "data_type", "label", "value", "buckets"):
         name, sign, grain = metric.partition("@")
-        out.append(Row(at, name, sign + grain, *rest))
+        out.append(Row(at, name, sign + grain, kind, label, value, buckets))
     return out
 
 

@@ -64,11 +64,12 @@ def on_event(
 ) -> None:
     if seconds is not None:
         metrics.observe("gate_seconds", seconds)
-    extra = {"event_ids": [str(one) for one in event_ids], "decision": decision, "seconds": seconds}
+    ids = [str(one) for one in event_ids]
+    extra = {"event_ids": ids, "decision": decision, "seconds": seconds}
     if error:
-        log_gate.error("event %s failed: %s", ", ".join(extra["event_ids"][:5]), error, extra=extra)
+        log_gate.error("event %s failed: %s", ", ".join(ids[:5]), error, extra=extra)
     elif log_gate.isEnabledFor(logging.DEBUG):
-        log_gate.debug("event %s decided: %s", ", ".join(extra["event_ids"][:5]), decision, extra=extra)
+        log_gate.debug("event %s decided: %s", ", ".join(ids[:5]), decision, extra=extra)
 
 
 def on_online(sender: str, user_id: Any, **kwargs: Any) -> None:

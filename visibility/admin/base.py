@@ -42,7 +42,7 @@ class BoundedAdmin(ModelAdmin):  # type: ignore[type-arg]
     list_max_show_all = 0
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
-    sortable_by: Sequence[str] = ()
+    sortable_by = ()
     actions_on_bottom = False
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -67,7 +67,7 @@ def log(request: HttpRequest, model: type[Model], rows: Iterable[tuple[str, str]
     LogEntry.objects.bulk_create(
         [
             LogEntry(
-                user_id=request.user.pk,
+                user_id=request.user.pk or 0,
                 content_type=kind,
                 object_id=object_id[:200],
                 object_repr=name[:200],

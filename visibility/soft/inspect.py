@@ -21,7 +21,7 @@ class Written(NamedTuple):
 def redis_time() -> float:
     """The Redis server's clock, in seconds since 1970."""
     seconds, micros = _call("time")
-    return float(seconds) + micros / 1_000_000
+    return float(seconds + micros / 1_000_000)
 
 
 def _call(command: str, *args: Any, **kwargs: Any) -> Any:

@@ -73,7 +73,7 @@ def percent(share: float | None, places: int = 1) -> str:
 @register.filter
 def number(value: float | None) -> str:
     """A number with groups of three; a dash for None."""
-    if value is None or value == "":
+    if value is None:
         return NONE
     whole = int(value)
     return f"{whole:,}".replace(",", "\u202f") if whole == value else formats.number_format(value, 2)

@@ -232,7 +232,8 @@ async def test_S7_any_legal_key_works(tabs: Sockets, ann: User, builds: Mapping[
     assert await visibility.ainterests(tab.session) == sorted(f"counter:{key}" for key in keys)
 
 
-async def test_watchers_are_told_how_many_they_are(tabs: Sockets, ann: User) -> None:
+async def test_watchers_are_told_how_many_they_are(tabs: Sockets, ann: User, settings: Any) -> None:
+    settings.VISIBILITY = {**settings.VISIBILITY, "TTL": 30}
     first = await tabs(ann)
     assert (await first.watch("counter:a"))["resources"]["counter:a"]["watchers"] == 1
     second = await tabs(ann)

@@ -202,21 +202,26 @@ class Watcher:
         answer: dict[str, Watching] = {}
         for topic in live:
             one = shown.get(topic.name)
-            answer[topic.name] = {"watchers": counts.get(topic.name, 0), "version": one.version if one else topic.version}
+            answer[topic.name] = {
+                "watchers": counts.get(topic.name, 0),
+                "version": max(topic.version, one.version if one else 0),
+            }
         self._put(session, frames.watched(frame.id, answer))
         for topic in live:
-            since = frame.since.get(topic.name, 0)
-            session.watches[topic] = since
+            session.watches[topic] = frame.since.get(topic.name, 0)
             topic.changed = Topic.OWN
             one = shown.get(topic.name)
-            if one is not None and one.stored is not None:
-                self._show(session, topic, one, since)
+            if one is not None:
+                self._show(session, topic, one)
+            if session.watches[topic] < topic.version:
+                # A newer one was sent to others since it was looked at.
+                self._hub.fanout.hint(topic, topic.version, force=True)
 
-    def _show(self, session: Session, topic: Topic, one: Shown, since: int) -> None:
+    def _show(self, session: Session, topic: Topic, one: Shown) -> None:
         stored = one.stored
-        if stored is None:
+        if stored is None or stored.version < topic.version:
             return
-        if stored.version > since and session.shows(topic):
+        if stored.version > session.watches[topic] and session.shows(topic):
             text = frames.update(topic.name, stored.version, stored.body, one.state, stored.event_ms, stored.built_ms, one.missed)
             session.watches[topic] = stored.version
             self._put(session, text, topic.name)

@@ -70,7 +70,7 @@ def span(name: str, events: Iterable[Any] = (), **attributes: str | int | float 
             _inside.reset(token)
 
 
-def traced(name: str, events: Callable[P, Iterable[Any]] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def traced(name: str, events: Callable[..., Iterable[Any]] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator: each call is a span; `events` picks the ids of those it works for out of the arguments."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -23,7 +23,7 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from visibility import outbox
-from visibility.models import DirtyFlag
+from visibility.models import DirtyFlag, EventManager
 from visibility.points import reach
 
 if TYPE_CHECKING:
@@ -190,6 +190,9 @@ def show(using: Iterable[BaseDatabaseWrapper] | None = None) -> None:
                 _write(connection, owner.held, keep=not same)
                 if same:
                     owner.held = []
+
+
+EventManager.write_held = staticmethod(show)
 
 
 def in_testcase(connection: BaseDatabaseWrapper) -> bool:

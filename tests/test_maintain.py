@@ -15,27 +15,24 @@ from django.db import OperationalError, connection
 from django.test import override_settings
 from django.utils import timezone
 
-import visibility
 from tests import lanes
-from tests.app.models import Counter, Follow, Post
+from tests.app.models import Counter
 from tests.conftest import Live
 from tests.lanes import change, drain, ids, look, pend, watch
 from tests.support import servers, wait_for
-from tests.support.probe import order
-from visibility import dirty, gate, maintain, pressure
+from visibility import dirty, gate, maintain, pressure, promotion
 from visibility.conf import settings
 from visibility.models import AppliedVersion, DirtyFlag, Event, NaturalKey, ScopeMark
-from visibility.read import read
 from visibility.signals import became_hidden
 from visibility.soft import client as soft_client
-from visibility.soft import leases, pending, upkeep
+from visibility.soft import leases, upkeep
 
 NAMES = {"lanes", "promote", "presence", "outbox", "audit", "precompute", "freshness", "prune"}
 
 
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
-    maintain._cursors.clear()
+    promotion._cursors.clear()
     pressure.forget()
     yield
     pressure.forget()
@@ -85,74 +82,6 @@ def test_it_leaves_a_heartbeat(db: None, redis: redis_py.Redis) -> None:
     assert (upkeep.silence() or 0.0) > 1_000
 
 
-# --- promotion ----------------------------------------------------------------------------------------------------------
-
-
-def test_visible_and_dirty_is_promoted_with_its_age(db: None, probes: Path) -> None:
-    watch("probe:a", "probe:clean")
-    start = now() - timedelta(seconds=90)
-    dirty.mark("probe", {"a": 1, "hidden": 1}, start)
-    assert maintain.promote(now()) == 1
-    assert look("probe:a").since_ms == int(start.timestamp() * 1000)
-    assert not look("probe:hidden").queued
-    # What waits or is being built or backs off is left alone.
-    assert maintain.promote(now()) == 0
-
-
-def test_what_backs_off_or_is_in_quarantine_is_not_promoted(db: None, probes: Path) -> None:
-    order("a", fail="no")
-    watch("probe:a", "probe:q")
-    dirty.mark("probe", {"a": 1})
-    with pytest.raises(visibility.BuildFailed):
-        read("probe", "a")
-    dirty.quarantine("probe", "q", 5, "no")
-    assert maintain.promote(now()) == 0
-    dirty.release("probe", ["q"])
-    assert maintain.promote(now()) == 1
-
-
-def test_the_oldest_goes_first(db: None, probes: Path) -> None:
-    hot = {"queue": "visibility-hot", "bound": 10, "batch": 10}
-    with override_settings(VISIBILITY={"REDIS_URL": settings.REDIS_URL, "LANES": {"hot": hot}}):
-        for n in range(10):
-            watch(f"probe:k{n}")
-            dirty.mark("probe", {f"k{n}": 1}, now() - timedelta(seconds=n))
-        assert maintain.promote(now()) == 4
-        assert [look(f"probe:k{n}").queued for n in range(10)] == [False] * 6 + [True] * 4
-
-
-@pytest.mark.parametrize("same_time", [True, False])
-def test_few_visible_are_found_among_many_dirty_ones(
-    db: None, probes: Path, monkeypatch: pytest.MonkeyPatch, same_time: bool
-) -> None:
-    """Both sides large: page through the flags; a bulk mark gives hundreds of them the same time."""
-    monkeypatch.setattr(maintain, "WHOLE", 5)
-    monkeypatch.setattr(maintain, "PAGE", 20)
-    monkeypatch.setattr(maintain, "PAGES", 2)
-    keys = [f"k{n:03}" for n in range(130)]
-    wanted = keys[::13]
-    watch(*[f"probe:{key}" for key in wanted])
-    if same_time:
-        dirty.mark("probe", dict.fromkeys(keys, 1))
-    else:
-        for n, key in enumerate(keys):
-            dirty.mark("probe", {key: 1}, now() - timedelta(seconds=n))
-    assert sum(maintain.promote(now()) for _ in range(5)) == len(wanted)
-    assert all(look(f"probe:{key}").queued for key in wanted)
-
-
-def test_promoted_twice_at_once_it_waits_once(transactional_db: None, probes: Path) -> None:
-    keys = [f"k{n}" for n in range(50)]
-    watch(*[f"probe:{key}" for key in keys])
-    dirty.mark("probe", dict.fromkeys(keys, 1))
-    threads = [threading.Thread(target=_in_thread, args=(lambda: maintain.promote(now()),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert pending.lane_state("hot").pending == 50
-
-
 def _in_thread(step: Any) -> None:
     try:
         step()
@@ -160,59 +89,7 @@ def _in_thread(step: Any) -> None:
         connection.close()
 
 
-# --- audit --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def feed(transactional_db: None, make_user: Any) -> str:
-    """A watched feed, current and trusted."""
-    ann, bob = make_user("ann"), make_user("bob")
-    Follow.objects.bulk_create([Follow(follower=bob, author=ann)])
-    key = str(bob.pk)
-    watch(f"feed:{key}")
-    read("feed", key)
-    assert look(f"feed:{key}").fresh
-    return key
-
-
-def test_a_scope_s_mark_is_found_by_the_audit(feed: str) -> None:
-    author = Follow.objects.get().author
-    Post.objects.bulk_create([Post(author=author, text="hello")])
-    dirty.mark_scopes("feed", {f"author:{author.pk}": 1})
-    # The gate distrusts what it leaves to others.
-    pending.distrust([f"feed:{feed}"])
-    assert maintain.promote(now()) == 0
-    assert maintain.audit(now()) == 1
-    drain()
-    assert read("feed", feed).data == {"posts": ["hello"]}
-    assert maintain.audit(now()) == 0
-
-
-def test_the_audit_trusts_what_is_current(feed: str, django_assert_num_queries: Any) -> None:
-    pending.distrust([f"feed:{feed}"])
-    assert maintain.audit(now()) == 0
-    assert look(f"feed:{feed}").fresh
-    with django_assert_num_queries(0):
-        assert read("feed", feed).state == "fresh"
-        maintain.audit(now())
-
-
-def test_the_audit_walks_through_all_of_them(transactional_db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintain, "AUDIT_PAGE", 10)
-    keys = [f"k{n}" for n in range(300)]
-    watch(*[f"probe:{key}" for key in keys])
-    visibility.read_many("probe", keys)
-    pending.distrust([f"probe:{key}" for key in keys])
-    for key in keys:
-        if key.endswith("7"):
-            # The flag moved and was cleared by somebody whose snapshot is gone.
-            dirty.mark("probe", {key: 1})
-    DirtyFlag.objects.update(first_at=None)
-    found: list[int] = []
-    wait_for(lambda: found.append(maintain.audit(now())) or sum(found) == 30, 30)
-
-
-# --- presence, outbox ---------------------------------------------------------------------------------------------------
+# --- presence, outbox ---
 
 
 def test_what_became_hidden_is_announced_once(db: None, probes: Path, redis: redis_py.Redis) -> None:

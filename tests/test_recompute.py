@@ -23,7 +23,7 @@ from tests.conftest import Live
 from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
-from visibility import dirty, hygiene, maintain, points, recompute, wake
+from visibility import dirty, hygiene, maintain, points, promotion, recompute, wake
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.look import look as look_after_lease
@@ -54,7 +54,7 @@ def settle(seconds: float = 20) -> None:
     """What maintenance and workers do until nothing is left to do."""
 
     def quiet() -> bool:
-        maintain.promote(maintain.timezone.now())
+        promotion.promote()
         drain()
         state = pending.lane_state("hot")
         return not state.pending and not state.claimed

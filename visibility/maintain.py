@@ -29,26 +29,19 @@ from django.db import models, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from visibility import dirty, freshness, gate, hygiene, metrics, outbox, pressure
-from visibility.conf import Lane, settings
-from visibility.datatypes import DataType, registry
+from visibility import dirty, freshness, gate, hygiene, metrics, outbox, pressure, promotion
+from visibility.conf import settings
+from visibility.datatypes import registry
 from visibility.exceptions import RedisAway
 from visibility.models import AppliedVersion, NaturalKey
-from visibility.points import reach
 from visibility.presence import sweep
-from visibility.soft import leases, pending, snapshots, upkeep
-from visibility.soft.pending import Item
+from visibility.soft import pending, upkeep
 from visibility.wake import wake
 
 logger = logging.getLogger("visibility")
 PRECOMPUTER = "visibility.recompute.enqueue_precompute"
-WHOLE = 2_000
-PAGE = 500
-PAGES = 4
-AUDIT_PAGE = 1_000
 SWEEPS = 10
 PRUNE_BATCH = 2_000
-_cursors: dict[str, tuple[datetime, str] | None] = {}
 _started = False
 
 
@@ -62,107 +55,6 @@ def rouse_lanes(now: datetime) -> int:
         woken += len(shards)
         pressure.evaluate(settings.lane(name))
     return woken
-
-
-def _lanes() -> list[tuple[DataType, Lane]]:
-    """Registered types with their lanes; a type whose lane is missing is the system check's matter."""
-    return [(t, settings.lane(t.lane)) for t in registry if t.lane in settings.LANES]
-
-
-def pend_behind(data_type: DataType, lane: Lane, since: dict[str, int]) -> int:
-    """Put resources that are at rest into their lane, `{key: oldest change in ms}`; answers how many it took."""
-    names = {f"{data_type.name}:{key}": ms for key, ms in since.items()}
-    rest = upkeep.at_rest(lane.name, list(names))
-    hidden = data_type.background or 0.0
-    items = [Item(r, names[r], window=pressure.window(data_type), hidden_window=hidden) for r in rest]
-    done = pending.pend(lane, items)
-    wake(lane.name, done.wake)
-    return done.accepted
-
-
-def _rooms() -> dict[str, int]:
-    """How many marked resources each lane may take now."""
-    return {name: pressure.room(settings.lane(name)) for name in settings.LANES}
-
-
-def promote(now: datetime) -> int:
-    """Visible resources whose flag stands go to their lane, oldest first over all its types, as many as do not press it."""
-    found: dict[str, list[tuple[datetime, str, str]]] = {}
-    rooms, types = _rooms(), {data_type.name: data_type for data_type, _lane in _lanes()}
-    for data_type, lane in _lanes():
-        if rooms[lane.name]:
-            rows = ((at, data_type.name, key) for key, at in _dirty_visible(data_type.name).items())
-            found.setdefault(lane.name, []).extend(rows)
-    reach("maintain.promote")
-    total = 0
-    for name, waiting in found.items():
-        waiting.sort()
-        lane, room = settings.lane(name), rooms[name]
-        while waiting and room > 0:
-            batch, waiting = waiting[: min(room, PAGE)], waiting[min(room, PAGE) :]
-            for kind in {kind for _at, kind, _key in batch}:
-                since = {key: int(at.timestamp() * 1000) for at, own, key in batch if own == kind}
-                taken = pend_behind(types[kind], lane, since)
-                metrics.count("promoted", taken, data_type=kind)
-                room, total = room - taken, total + taken
-    return total
-
-
-def _dirty_visible(name: str) -> dict[str, datetime]:
-    """Dirty and visible: through the visible ones where they are few, else through the dirty ones, some pages a call."""
-    count, keys = leases.visible_up_to(name, WHOLE)
-    if not count:
-        return {}
-    if keys is not None:
-        return dirty.dirty_among(name, keys)
-    out: dict[str, datetime] = {}
-    for _page in range(PAGES):
-        rows = dirty.oldest(name, PAGE, after=_cursors.get(name))
-        seen = leases.visible_among(name, [key for key, _at in rows])
-        out.update((key, at) for key, at in rows if key in seen)
-        _cursors[name] = (rows[-1][1], rows[-1][0]) if len(rows) == PAGE else None
-        if len(rows) < PAGE:
-            break
-    return out
-
-
-def audit(now: datetime) -> int:
-    """Walk on through the visible resources: where nothing is pending and nothing is trusted, compare snapshot and marks.
-
-    A scope's mark names no resource, so that promotion does not see it: this finds what a flood or a lost process left behind.
-    The first snapshot of a resource is its watcher's or reader's matter.
-    """
-    rooms, total = _rooms(), 0
-    for data_type, lane in _lanes():
-        if not rooms[lane.name]:
-            continue
-        keys = upkeep.walk_visible(data_type.name, AUDIT_PAGE)
-        names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[: rooms[lane.name]]
-        for start in range(0, len(names), dirty.CHUNK):
-            taken = _audit(data_type, lane, names[start : start + dirty.CHUNK])
-            rooms[lane.name], total = max(0, rooms[lane.name] - taken), total + taken
-    return total
-
-
-def _audit(data_type: DataType, lane: Lane, names: list[str]) -> int:
-    looks = pending.look(lane.name, names)
-    cut = len(data_type.name) + 1
-    marks = dirty.marks(data_type, [name[cut:] for name in looks])
-    behind: dict[str, int] = {}
-    current: dict[str, pending.Look] = {}
-    for name, seen in looks.items():
-        stored, mark = snapshots.unpack(seen.raw, data_type.schema), marks[name[cut:]]
-        if stored is None or seen.visible_ms <= 0 or seen.queued:
-            continue
-        if mark.same(stored.stamp):
-            current[name] = seen
-        elif not mark.quarantined:
-            behind[name[cut:]] = seen.now_ms
-    pending.trust(lane.name, current)
-    if not behind:
-        return 0
-    metrics.count("promoted", len(behind), data_type=data_type.name)
-    return pend_behind(data_type, lane, behind)
 
 
 def sweep_presence(now: datetime) -> int:
@@ -231,10 +123,10 @@ class Duty(NamedTuple):
 
 DUTIES = (
     Duty("lanes", 0.75, rouse_lanes, shared=False),
-    Duty("promote", 1, promote),
+    Duty("promote", 1, lambda now: promotion.promote()),
     Duty("presence", 1, sweep_presence),
     Duty("outbox", 2, redrive),
-    Duty("audit", 2, audit),
+    Duty("audit", 2, lambda now: promotion.audit()),
     Duty("precompute", 2, precompute),
     Duty("freshness", 10, carry_over),
     Duty("prune", 60, prune),

@@ -29,8 +29,8 @@ from visibility import gate, points, pressure
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.dirty import marks
-from visibility.maintain import promote
 from visibility.models import AppliedVersion, DirtyFlag, Event, ScopeMark, Summary
+from visibility.promotion import promote
 from visibility.read import read
 from visibility.recompute import work
 from visibility.soft import leases, pending, snapshots
@@ -232,7 +232,7 @@ class Histories(RuleBasedStateMachine):
     def maintain(self) -> None:
         gate.redrive(older_than=0)
         self._settled_events()
-        promote(now())
+        promote()
 
     # Inside another
 
@@ -282,7 +282,7 @@ class Histories(RuleBasedStateMachine):
         self._settled_events()
         for _ in range(20):
             self._due()
-            promote(now())
+            promote()
             owned = pending.claim("hot", 0, 10, 15)
             if not owned.rows:
                 break
@@ -304,12 +304,6 @@ def value_of(stored: snapshots.Stored) -> int:
     import json
 
     return int(json.loads(stored.body)["value"])
-
-
-def now() -> Any:
-    from django.utils import timezone
-
-    return timezone.now()
 
 
 def settings_dict() -> dict[str, Any]:

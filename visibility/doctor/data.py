@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from django.utils import timezone
 
 from visibility import dirty, freshness
+from visibility import outbox as outbox_rows
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor.finding import CRITICAL, WARNING, Finding
@@ -36,17 +37,19 @@ def _many(n: int) -> str:
 
 def outbox() -> Iterator[Finding]:
     """Events are taken through the gate soon after their commit."""
-    limit = timezone.now() - dt.timedelta(seconds=settings.OUTBOX_GRACE + OVERDUE)
-    waiting = Event.objects.filter(processed_at=None, created_at__lt=limit).order_by("created_at")
-    n = waiting[: BOUND + 1].count()
-    if n:
+    now = timezone.now()
+    limit = now - dt.timedelta(seconds=settings.OUTBOX_GRACE + OVERDUE)
+    for alias in outbox_rows.aliases():
+        waiting = Event.objects.using(alias).filter(processed_at=None, created_at__lt=limit).order_by("created_at")
         first = waiting.values_list("created_at", flat=True).first()
-        age = (timezone.now() - first).total_seconds() if first else 0.0
+        if first is None:
+            continue
+        n, age = waiting[: BOUND + 1].count(), (now - first).total_seconds()
         yield Finding(
             code="outbox_waits",
             severity=CRITICAL if age > 60 else WARNING,
             symptom=f"{_many(n)} events were committed and not taken through the gate.",
-            evidence={"waiting": n, "at_most": BOUND, "oldest_seconds": round(age), "gate": settings.GATE},
+            evidence={"waiting": n, "at_most": BOUND, "oldest_seconds": round(age), "gate": settings.GATE, "database": alias},
             remedy=(
                 "The process that wrote them died, or Redis was away; the maintenance loop takes them over, so see that it runs. "
                 "With GATE='worker', see that a worker runs. Nothing is lost: the rows stand until they are done."

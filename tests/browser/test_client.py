@@ -424,6 +424,7 @@ def test_two_tabs_share_one_socket(tab: Tab, double: Double) -> None:
 
 
 def test_a_tab_that_joins_gets_what_the_others_had_before_they_connected(tab: Tab, double: Double) -> None:
+    double.hello["heartbeat"] = 60
     version = double.publish("feed:1", "one")
     tab(box("feed:1", f"data-visibility-version={version}"), path="first")
     wait_for(lambda: double.watching == {"feed:1"})

@@ -89,6 +89,16 @@ def test_after_a_heartbeat_that_held_the_waits_begin_anew(tab: Tab, double: Doub
     assert [state for state in heard(page, "state") if state["state"] == "waiting"][-1]["retryIn"] <= 0.01
 
 
+def test_a_connection_that_is_lost_at_once_is_no_success(tab: Tab, double: Double) -> None:
+    double.hello["heartbeat"] = 60
+    page = tab(BODY, retryBase=0.01, retryCap=30)
+    for number in range(1, 10):
+        wait_for(lambda number=number: len(double.sockets) == number and double.watching, 10)
+        double.drop(1012)
+    waits = [state["retryIn"] for state in heard(page, "state") if state["state"] == "waiting"]
+    assert max(waits) > 0.02, waits
+
+
 def test_a_line_that_went_dead_is_noticed(context: Any, double: Double) -> None:
     # In the tab, where the test owns the clock: the worker's is the real one.
     double.hello["heartbeat"] = 20

@@ -5,6 +5,7 @@ Environment:
     VISIBILITY_TEST_DB: sqlite (default), postgres or mariadb; a server is started where no URL is given.
     VISIBILITY_TEST_DB_URL: use this database server, e.g. postgres://user:password@127.0.0.1:5432/name.
     VISIBILITY_TEST_DB_NAME: the database that a test's child processes share with it; set by tests.support.servers.
+    VISIBILITY_TEST_LAYER: the channel layer's class; for child processes.
     VISIBILITY_TEST_SETTINGS: JSON, merged into VISIBILITY; for child processes.
 """
 
@@ -127,7 +128,7 @@ TEMPLATES = [
 
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "channels_redis.core.RedisChannelLayer",
+        "BACKEND": os.environ.get("VISIBILITY_TEST_LAYER", "channels_redis.core.RedisChannelLayer"),
         # redis-py 8 gives sockets a timeout of 5 s, which kills a consumer that waits longer for its next message.
         "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": None}]},
     },

@@ -15,6 +15,7 @@ from django.contrib.auth import get_user_model
 
 from visibility import frames, metrics
 from visibility.conf import settings
+from visibility.flow import paced
 from visibility.frames import TOO_FAST, TOO_MANY_SOCKETS, TRY_LATER, Ack, BadFrame, Ping
 from visibility.hub import Hub, hub_here
 from visibility.middleware import Receive, Scope, Send
@@ -42,7 +43,7 @@ class VisibilityConsumer(AsyncWebsocketConsumer):
             if (await receive())["type"] != "websocket.connect":
                 return
             await send({"type": "websocket.accept"})
-            session = await hub.open(*_identity(scope), send)
+            session = await hub.open(*_identity(scope), paced(send))
             await self._greet(hub, session)
             await self._listen(hub, session, receive)
         except StopConsumer:

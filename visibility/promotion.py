@@ -50,16 +50,17 @@ def promote() -> int:
 
     While more are waiting than there was room for, it goes on for a part of its period.
     """
-    ends, total = time.monotonic() + PROMOTE_SECONDS, 0
+    ends, total, more = time.monotonic() + PROMOTE_SECONDS, 0, False
     while True:
-        taken, more = _promote()
+        taken, more = _promote(more)
         total += taken
         if not more or time.monotonic() >= ends:
             return total
         time.sleep(PROMOTE_PAUSE)
 
 
-def _promote() -> tuple[int, bool]:
+def _promote(more: bool) -> tuple[int, bool]:
+    """One round; also whether more wait than there was room for; where no lane had room, as it was before."""
     found: dict[str, list[tuple[datetime, str, str]]] = {}
     rooms, types = _rooms(), {data_type.name: data_type for data_type, _lane in _lanes()}
     for data_type, lane in _lanes():
@@ -67,7 +68,9 @@ def _promote() -> tuple[int, bool]:
             rows = ((at, data_type.name, key) for key, at in _dirty_visible(data_type, lane, rooms[lane.name]).items())
             found.setdefault(lane.name, []).extend(rows)
     reach("maintain.promote")
-    total, more = 0, False
+    total = 0
+    if found:
+        more = False
     for name, waiting in found.items():
         chosen = sorted(waiting)[: rooms[name]]
         more = more or (len(waiting) >= rooms[name] and pressure.stage(name) is pressure.Stage.NORMAL)

@@ -264,7 +264,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nothing_without_a_lifetime(self) -> None:
         """I8. What RQ keeps for itself has names of its own."""
-        assert [key for key in self.redis.keys("{vis:*") if self.redis.ttl(key) < 0] == []
+        assert [key for key in self.redis.keys("{vis:*") if self.redis.ttl(key) == -1] == []
 
     @invariant()
     def bounded(self) -> None:

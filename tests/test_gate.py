@@ -137,6 +137,84 @@ def test_follow_of_the_same_author_is_asked_once_for_many_posts(ann: User) -> No
     assert len(asked) == 1
 
 
+class Lazy(DataType):
+    """Its audience is a function, called only if it is needed."""
+
+    name = "lazy"
+    calls: list[str] = []
+    scope: str | None = "all"
+
+    @on(Counter)
+    def counters(self, change: Change) -> Audience:
+        name = change.instance.name  # type: ignore[attr-defined]
+
+        def who() -> Any:
+            self.calls.append(name)
+            return [name, "everybody"] if name.startswith("list") else User.objects.values_list("pk")
+
+        return Audience(who, scope=self.scope)
+
+    def scopes(self, key: str) -> list[str]:
+        return ["all"]
+
+    def build(self, key: str) -> Any:
+        return key
+
+
+def test_an_audience_that_is_a_function_is_called_only_if_somebody_watches(ann: User) -> None:
+    Lazy.calls = []
+    with declared(Lazy), alone("lazy"):
+        Counter.objects.create(name="a")
+        assert Lazy.calls == []
+        assert scopes_marked("lazy") == {"all": 1}
+        watch(f"lazy:{ann.pk}", "lazy:everybody", "lazy:77777")
+        Counter.objects.create(name="b")
+        assert waiting("lazy") == {str(ann.pk)}
+        Counter.objects.create(name="list")
+        assert waiting("lazy") == {str(ann.pk), "everybody"}
+        assert Lazy.calls == ["b", "list"]
+        orphan("c")
+        assert gate.redrive(older_than=0) == 1
+        assert Lazy.calls[-1] == "c"
+
+
+def test_an_audience_that_is_a_function_without_a_scope(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lazy, "scope", None)
+    with declared(Lazy), alone("lazy"):
+        Counter.objects.create(name="a")
+        Counter.objects.create(name="list").delete()
+        assert marked("lazy") == {str(ann.pk): 1, "list": 2, "everybody": 2}
+
+
+def test_an_audience_that_cannot_be_read_costs_only_its_own_event(ann: User, caplog: pytest.LogCaptureFixture) -> None:
+    class Poison(DataType):
+        name = "poison"
+
+        @on(Counter)
+        def counters(self, change: Change) -> Any:
+            name = change.instance.name  # type: ignore[attr-defined]
+            if name == "two":
+                return User.objects.values_list("pk", "username")
+            if name == "raises":
+                return Audience(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+            return User.objects.filter(username=name).values_list("pk")
+
+        def build(self, key: str) -> Any:
+            return key
+
+    with declared(Poison), alone("poison"):
+        with transaction.atomic():
+            for name in ("two", "ann", "raises"):
+                Counter.objects.create(name=name)
+        assert marked("poison") == {str(ann.pk): 1}
+        outcomes = {event.body["fields"]["name"]: event for event in Event.objects.all()}
+        assert outcomes["ann"].outcome == "done"
+        assert outcomes["two"].processed_at is None
+        assert "one column" in outcomes["two"].error
+        assert outcomes["raises"].processed_at is None
+        assert "ZeroDivisionError" in outcomes["raises"].error
+
+
 # --- Look again (rule 2) ---
 
 

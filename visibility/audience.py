@@ -25,13 +25,14 @@ _PLAIN = (str, int, float, bool, bytes, Decimal, uuid.UUID, dt.date, dt.time, dt
 
 
 class Part(NamedTuple):
-    """One audience of one data type: keys, or a QuerySet of them; `scope` where they all depend on one that the type knows.
+    """One audience of one data type: keys, or a QuerySet of them, or a function that answers one of these when it is needed;
+    `scope` where they all depend on one that the type knows.
 
     `early`: the keys are what a QuerySet held before its rows went.
     """
 
     keys: tuple[str, ...] = ()
-    queryset: models.QuerySet[Any] | None = None
+    queryset: models.QuerySet[Any] | Callable[[], Any] | None = None
     scope: str | None = None
     kind: str = ""
     early: bool = False
@@ -78,7 +79,7 @@ def _part(data_type: DataType, audience: Audience, complaints: list[str]) -> Par
                 complaints.append(f"{scope!r:.80} is no scope (1 to 200 characters, no spaces): marked one by one")
                 scope = None
     kind = str(audience.kind)[:50]
-    if isinstance(audience.keys, models.QuerySet):
+    if isinstance(audience.keys, models.QuerySet) or callable(audience.keys):
         return Part(queryset=audience.keys, scope=scope, kind=kind)
     keys: dict[str, None] = {}
     for key in audience.keys:
@@ -87,6 +88,21 @@ def _part(data_type: DataType, audience: Audience, complaints: list[str]) -> Par
         except BadResource as error:
             complaints.append(str(error))
     return Part(tuple(keys), None, scope, kind)
+
+
+def answered(data_type: DataType, source: models.QuerySet[Any] | Callable[[], Any]) -> models.QuerySet[Any] | tuple[str, ...]:
+    """The QuerySet, or what the function answers: a QuerySet or checked keys.
+
+    Raises:
+        BadDeclaration: it answers something else; or what the function raises.
+    """
+    answer = source if isinstance(source, models.QuerySet) else source()
+    if isinstance(answer, models.QuerySet):
+        return answer
+    parts, _complaints = parts_of(data_type, answer)
+    if any(part.queryset is not None for part in parts):
+        raise BadDeclaration(f"{data_type.name!r}: the function of an audience answers keys or a QuerySet, not an Audience")
+    return tuple(key for part in parts for key in part.keys)
 
 
 class Column(NamedTuple):

@@ -84,7 +84,8 @@ class Audience:
 
     Args:
         keys: an iterable of keys, or a QuerySet of one column of keys. A QuerySet stays unevaluated: the gate
-            narrows it to what is visible.
+            narrows it to what is visible. Or a function that answers one of these: with a scope and nobody watching
+            it is never called, and a save does not even pay for making the QuerySet. It is called after the commit.
         scope: the name of a source that all of them depend on. With it, the hidden ones cost one row together;
             the data type must then answer `scopes(key)`.
         kind: a word for summaries ("comment", "like").
@@ -92,10 +93,16 @@ class Audience:
 
     __slots__ = ("keys", "kind", "scope")
 
-    def __init__(self, keys: Iterable[Any] | models.QuerySet[Any] = (), *, scope: str | None = None, kind: str = "") -> None:
+    def __init__(
+        self,
+        keys: Iterable[Any] | models.QuerySet[Any] | Callable[[], Iterable[Any] | models.QuerySet[Any]] = (),
+        *,
+        scope: str | None = None,
+        kind: str = "",
+    ) -> None:
         if isinstance(keys, (str, bytes)):
             raise BadDeclaration(f"Audience({keys!r}): give an iterable of keys, e.g. [{keys!r}]")
-        self.keys = keys if isinstance(keys, models.QuerySet) else list(keys)
+        self.keys: Any = keys if isinstance(keys, models.QuerySet) or callable(keys) else list(keys)
         self.scope = scope
         self.kind = kind
 

@@ -6,15 +6,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from visibility import audience, dirty, metrics, outbox, pressure
 from visibility.conf import settings
 from visibility.datatypes import Hidden
-from visibility.events import stamp
+from visibility.events import Collected, stamp
 from visibility.exceptions import RedisAway
-from visibility.plan import Need, Plan, Query, distinct
+from visibility.plan import Found, Need, Plan, found
 from visibility.points import reach
 from visibility.soft import clock, leases, pending
 from visibility.soft.pending import Item
@@ -96,9 +97,30 @@ class _Decision:
             self._put_off("lane", str(error))
         self._take(plan.keys)
         self._take(self._covered(), covered=True)
-        for query in distinct(plan.queries):
-            for keys in audience.walk(query.queryset, self.data_type):
-                self._take(dict.fromkeys(keys, query.need))
+        for one in found(plan.queries, self.data_type, self._failed):
+            with self._apart(one.items):
+                for keys in self._walk(one):
+                    self._take(dict.fromkeys(keys, one.need))
+
+    def _walk(self, one: Found) -> Iterator[list[str]]:
+        return audience.chunks(one.keys) if one.queryset is None else audience.walk(one.queryset, self.data_type)
+
+    def _failed(self, items: list[Collected], error: Exception) -> None:
+        """An audience that cannot be read costs its own events another try, and nobody else's."""
+        logger.error("an audience of %s cannot be read for %d events", self.name, len(items), exc_info=error)
+        self.verdict.reasons["error"] += 1
+        for item in items:
+            item.failed.add(self.name)
+            item.errors.append(f"{self.name}: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _apart(self, items: list[Collected]) -> Iterator[None]:
+        try:
+            yield
+        except RedisAway:
+            raise
+        except Exception as error:
+            self._failed(items, error)
 
     def _put_off(self, reason: str, error: str = "") -> None:
         self.away, self.why = True, reason
@@ -115,13 +137,15 @@ class _Decision:
                 count, keys = leases.visible_up_to(self.name, FEW)
                 reach("gate.counted")
                 if count:
-                    for query in distinct(plan.covered_queries):
-                        for key in self._overlap(query, count, keys):
-                            self._join(out, key, query.need)
-                    for scope, need in plan.lost.items():
-                        for chunk in audience.chunks(keys if keys is not None else leases.visible_iter(self.name)):
-                            for key in audience.depending(self.data_type, chunk, {scope}):
-                                self._join(out, key, need)
+                    for one in found(plan.covered_queries, self.data_type, self._failed):
+                        with self._apart(one.items):
+                            for key in self._overlap(one, count, keys):
+                                self._join(out, key, one.need)
+                    for scope, query in plan.lost.items():
+                        with self._apart(query.items):
+                            for chunk in audience.chunks(keys if keys is not None else leases.visible_iter(self.name)):
+                                for key in audience.depending(self.data_type, chunk, {scope}):
+                                    self._join(out, key, query.need)
         except RedisAway as error:
             self._put_off("redis", str(error))
         return out
@@ -132,24 +156,29 @@ class _Decision:
             needs[key] = Need()
         needs[key].join(need)
 
-    def _overlap(self, query: Query, count: int, keys: list[str] | None) -> Iterator[str]:
-        """The keys of a QuerySet that may be visible."""
-        narrows = audience.can_narrow(query.queryset)
-        if keys is not None and narrows:
-            yield from audience.narrow(query.queryset, keys)
+    def _overlap(self, one: Found, count: int, keys: list[str] | None) -> Iterator[str]:
+        """The keys of an audience that may be visible."""
+        queryset = one.queryset
+        if queryset is None or not audience.can_narrow(queryset):
+            for chunk in self._walk(one):
+                yield from leases.visible_among(self.name, chunk)
+                self.keep()
+            return
+        if keys is not None:
+            yield from audience.narrow(queryset, keys)
             return
         # Many are visible: walk the audience, unless it turns out to be the larger side.
-        seen: list[str] = []
-        for chunk in audience.walk(query.queryset, self.data_type):
-            seen += leases.visible_among(self.name, chunk) if not narrows else chunk
+        seen: dict[str, None] = {}
+        for chunk in self._walk(one):
+            seen.update(dict.fromkeys(chunk))
             self.keep()
-            if narrows and len(seen) > count:
+            if len(seen) > count:
                 break
         else:
-            yield from dict.fromkeys(seen)
+            yield from seen
             return
         for chunk in audience.chunks(leases.visible_iter(self.name)):
-            yield from audience.narrow(query.queryset, chunk)
+            yield from audience.narrow(queryset, chunk)
             self.keep()
 
     def _take(self, needs: Mapping[str, Need], *, covered: bool = False) -> None:

@@ -167,9 +167,13 @@ def _answer(data_type: DataType, handler: Handler, change: Change, gone: frozens
 
 
 def _early(data_type: DataType, part: Part, gone: frozenset[str]) -> Part:
-    queryset = part.queryset
-    if queryset is None or not audience.touches(queryset, gone):
+    if part.queryset is None:
         return part
+    queryset = audience.answered(data_type, part.queryset)
+    if isinstance(queryset, tuple):
+        return part._replace(keys=queryset, queryset=None)
+    if not audience.touches(queryset, gone):
+        return part._replace(queryset=queryset)
     keys: list[str] = []
     for chunk in audience.walk(audience.on_primary(queryset), data_type):
         keys += chunk

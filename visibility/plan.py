@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import models
 
@@ -39,10 +39,20 @@ class Need:
 
 @dataclass(slots=True)
 class Query:
-    """An audience that is still a QuerySet, and what each key in it needs."""
+    """An audience that is still a QuerySet, or a function; what each key in it needs; the events that it comes from."""
 
-    queryset: models.QuerySet[Any]
+    source: models.QuerySet[Any] | Callable[[], Any]
     need: Need
+    items: list[Collected]
+
+
+class Found(NamedTuple):
+    """A QuerySet, or keys where it is None."""
+
+    queryset: models.QuerySet[Any] | None
+    keys: tuple[str, ...]
+    need: Need
+    items: list[Collected]
 
 
 @dataclass(slots=True)
@@ -56,7 +66,7 @@ class Plan:
     queries: list[Query] = field(default_factory=list)
     covered_queries: list[Query] = field(default_factory=list)
     scopes: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, Need] = field(default_factory=dict)
+    lost: dict[str, Query] = field(default_factory=dict)
     at: float = float("inf")
 
     @property
@@ -73,11 +83,11 @@ class Plan:
         for part in item.audiences[name]:
             if part.scope is not None:
                 scopes.add(part.scope)
-                if name in item.lost or not part.keys and part.queryset is None and not part.early:
-                    self.lost.setdefault(part.scope, Need())
+                if name in item.lost or (not part.keys and part.queryset is None and not part.early):
+                    self.lost.setdefault(part.scope, Query(tuple, Need(), []))
             is_covered = only_look or part.scope is not None
             if part.queryset is not None:
-                query = Query(part.queryset, Need())
+                query = Query(part.queryset, Need(), [item])
                 query.need.add(item, part.kind)
                 (self.covered_queries if is_covered else self.queries).append(query)
             needs = self.covered if is_covered else self.keys
@@ -89,7 +99,8 @@ class Plan:
             if not only_look:
                 self.scopes[scope] = self.scopes.get(scope, 0) + 1
             if scope in self.lost:
-                self.lost[scope].add(item, "")
+                self.lost[scope].need.add(item, "")
+                self.lost[scope].items.append(item)
 
 
 def plans_of(items: Iterable[Collected]) -> dict[str, Plan]:
@@ -106,14 +117,25 @@ def plans_of(items: Iterable[Collected]) -> dict[str, Plan]:
     return out
 
 
-def distinct(queries: Iterable[Query]) -> Iterator[Query]:
-    """QuerySets that hold the same, as far as can be told cheaply, once."""
-    found: dict[Hashable, Query] = {}
+def found(queries: Iterable[Query], data_type: DataType, failed: Callable[[list[Collected], Exception], None]) -> list[Found]:
+    """What these audiences are; QuerySets that hold the same, as far as can be told cheaply, once.
+
+    Args:
+        failed: told of the events whose function raised.
+    """
+    out: dict[Hashable, Found] = {}
     for query in queries:
-        slot = audience.signature(query.queryset)
-        if slot in found:
-            found[slot].need.join(query.need)
+        try:
+            answer = audience.answered(data_type, query.source)
+            slot = audience.signature(answer) if isinstance(answer, models.QuerySet) else answer
+        except Exception as error:
+            failed(query.items, error)
+            continue
+        if slot in out:
+            out[slot].need.join(query.need)
+            out[slot].items.extend(query.items)
+        elif isinstance(answer, models.QuerySet):
+            out[slot] = Found(audience.on_primary(answer), (), query.need, query.items)
         else:
-            found[slot] = query
-    for query in found.values():
-        yield Query(audience.on_primary(query.queryset), query.need)
+            out[slot] = Found(None, answer, query.need, query.items)
+    return list(out.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from visibility import audience
 from visibility.decide import FEW, Verdict
 from visibility.exceptions import RedisAway
-from visibility.plan import Plan, distinct
+from visibility.plan import Plan, found
 from visibility.soft import leases
 
 COUNTED = 10_000
@@ -20,20 +20,21 @@ def only_count(plan: Plan) -> Verdict:
         explicit = [*plan.keys, *(key for key in plan.covered if key not in plan.keys)]
         visible = leases.visible_among(name, explicit)
         everybody += len(explicit)
-        queries = [*distinct([*plan.queries, *plan.covered_queries])]
+        queries = found([*plan.queries, *plan.covered_queries], plan.data_type, lambda items, error: None)
         count, keys = leases.visible_up_to(name, FEW) if queries else (0, [])
-        for query in queries:
-            size = (
-                query.queryset.order_by()[: COUNTED + 1].count()
-                if audience.can_narrow(query.queryset)
-                else query.queryset.count()
-            )
+        for one in queries:
+            if one.queryset is None:
+                everybody += len(one.keys)
+                visible |= leases.visible_among(name, one.keys)
+                continue
+            narrows = audience.can_narrow(one.queryset)
+            size = one.queryset.order_by()[: COUNTED + 1].count() if narrows else one.queryset.count()
             if size > COUNTED:
                 verdict.reasons["more than counted"] += 1
             everybody += min(size, COUNTED)
-            if count and audience.can_narrow(query.queryset):
+            if count and narrows:
                 names = audience.chunks(keys if keys is not None else leases.visible_iter(name))
-                visible |= {key for chunk in names for key in audience.narrow(query.queryset, chunk)}
+                visible |= {key for chunk in names for key in audience.narrow(one.queryset, chunk)}
         hot = len(visible)
         verdict.sample = sorted(visible)[:10]
     except RedisAway:

@@ -72,7 +72,7 @@ def line(event: Event, data_type: str, about: str) -> EventLine:
         "outcome": event.outcome or "waiting",
         "hot": int(decision.get("hot", 0)),
         "cold": int(decision.get("cold", 0)),
-        "reasons": {str(why): int(n) for why, n in (decision.get("reasons") or {}).items()},
+        "reasons": {str(why): int(n) for why, n in (decision.get("reasons") or {}).items() if n},
         "took_ms": event.took_ms,
         "error": event.error,
     }

@@ -23,8 +23,8 @@ from project.running.family import ChildFailed, Family
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(Exception):
-    """Ctrl-C, SIGTERM or a closed terminal."""
+class Stopped(BaseException):
+    """Ctrl-C, SIGTERM or a closed terminal. No `Exception`: library code that survives errors must not survive this."""
 
 
 class Command(BaseCommand):

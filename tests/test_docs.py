@@ -139,3 +139,14 @@ def test_test_helpers_are_all_there() -> None:
     told = {name.partition("(")[0] for name in first_column(text_of("testing.md"), "Testing your data types")}
     public = {n for n, v in vars(testing).items() if not n.startswith("_") and getattr(v, "__module__", "") == testing.__name__}
     assert told == public - {"Killed"}
+
+
+def test_every_reported_failure_has_a_test() -> None:
+    told = set(
+        re.findall(r"\b[LSEJCM]\d+\b", "\n".join(re.findall(r"^\| [LSEJCM]1 .*$", text_of("proof.md"), flags=re.MULTILINE)))
+    )
+    shown: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"def test_((?:[LSEJCM]\d+_)+)", path.read_text()):
+            shown.update(name.strip("_").split("_"))
+    assert told == shown

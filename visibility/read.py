@@ -26,8 +26,8 @@ from visibility.exceptions import RedisAway
 from visibility.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
 from visibility.soft import clock, leases, pending, snapshots
 from visibility.soft.client import aclient, client, guard
+from visibility.soft.keys import by_shard, shard_of
 from visibility.soft.keys import key as redis_key
-from visibility.soft.keys import shard_of
 from visibility.soft.snapshots import Snapshot
 
 __all__ = ["aread", "aread_many", "read", "read_many", "refresh", "verdict"]
@@ -108,17 +108,16 @@ def _hits(data_type: DataType, names: Sequence[str]) -> dict[str, Snapshot]:
     out: dict[str, Snapshot] = {}
     try:
         _looking(data_type, [f"{data_type.name}:{n}" for n in names])
-        for start in range(0, len(names), 200):
-            part = names[start : start + 200]
-            with guard():
-                pipe = client().pipeline(transaction=False)
-                for name in part:
-                    pipe.mget(_names(f"{data_type.name}:{name}"))
-                rows = pipe.execute()
-            for name, (raw, fresh) in zip(part, rows, strict=True):
-                hit = _hit(data_type, f"{data_type.name}:{name}", raw, fresh)
-                if hit is not None:
-                    out[name] = hit
+        cut = len(data_type.name) + 1
+        for resources in by_shard([f"{data_type.name}:{n}" for n in names]).values():
+            for start in range(0, len(resources), 200):
+                part = resources[start : start + 200]
+                with guard():
+                    rows = client().mget([name for resource in part for name in _names(resource)])
+                for resource, raw, fresh in zip(part, rows[::2], rows[1::2], strict=True):
+                    hit = _hit(data_type, resource, raw, fresh)
+                    if hit is not None:
+                        out[resource[cut:]] = hit
     except RedisAway:
         return from_source(data_type, names)
     metrics.count("reads", len(out), data_type=data_type.name, label="fresh")

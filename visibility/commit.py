@@ -27,7 +27,7 @@ from visibility.models import DirtyFlag, EventManager
 from visibility.points import reach
 
 if TYPE_CHECKING:
-    from visibility.events import Collected
+    from visibility.handlers import Collected
 
 logger = logging.getLogger("visibility")
 HELD_BACK = 500

@@ -13,8 +13,9 @@ from typing import Any
 from visibility import audience, dirty, metrics, outbox, pressure
 from visibility.conf import settings
 from visibility.datatypes import Hidden
-from visibility.events import Collected, stamp
+from visibility.events import stamp
 from visibility.exceptions import RedisAway
+from visibility.handlers import Collected
 from visibility.plan import Found, Need, Plan, found
 from visibility.points import reach
 from visibility.soft import clock, leases, pending

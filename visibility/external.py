@@ -19,8 +19,9 @@ from visibility.audience import Part
 from visibility.commit import submit
 from visibility.conf import settings
 from visibility.datatypes import DataType, check_key, data_type_of
-from visibility.events import Collected, stamp
+from visibility.events import stamp
 from visibility.exceptions import BadDeclaration, PayloadTooLarge
+from visibility.handlers import Collected
 from visibility.insert import insert_new
 from visibility.models import AppliedVersion, Event, event_id
 from visibility.points import reach

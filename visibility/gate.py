@@ -26,8 +26,8 @@ from visibility import metrics, outbox, rebuild
 from visibility.conf import settings
 from visibility.datatypes import is_shadow
 from visibility.decide import Verdict, decide
-from visibility.events import Collected
 from visibility.exceptions import RedisAway
+from visibility.handlers import Collected
 from visibility.models import Event
 from visibility.plan import Plan, plans_of
 from visibility.points import reach

@@ -10,7 +10,7 @@ from django.db import models
 
 from visibility import audience, outbox
 from visibility.datatypes import DataType, registry
-from visibility.events import Collected
+from visibility.handlers import Collected
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ from django.db import connections, models, router, transaction
 from visibility import outbox
 from visibility.audience import chosen_alias
 from visibility.commit import submit
-from visibility.events import Collected, ask, collect_later, must_write, rows_of, stamp
+from visibility.events import collect_later, must_write, rows_of, stamp
+from visibility.handlers import Collected, ask
 from visibility.models import Event, event_id
 from visibility.sources import routes_for
 

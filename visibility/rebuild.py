@@ -17,7 +17,8 @@ from django.db import models
 from visibility import outbox, sources
 from visibility.audience import Part
 from visibility.datatypes import registry
-from visibility.events import Collected, Reload, ask, kept_fields
+from visibility.events import kept_fields
+from visibility.handlers import Collected, Reload, ask
 from visibility.models import Event
 
 logger = logging.getLogger("visibility")

@@ -19,7 +19,8 @@ from django.db.models.signals import m2m_changed, post_save, pre_delete
 
 from visibility import audience
 from visibility.datatypes import ACTIONS, DataType, registry
-from visibility.events import Route, collect, collect_later, losing
+from visibility.events import collect, collect_later, losing
+from visibility.handlers import Route
 
 logger = logging.getLogger("visibility")
 CHUNK = 500

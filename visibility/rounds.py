@@ -6,18 +6,19 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from django.db import connections
 
 from visibility import dirty, metrics, pressure
-from visibility.build import build_claimed, holding, run_build
+from visibility.build import Built, build_claimed, holding, run_build
 from visibility.conf import settings
 from visibility.datatypes import DataType
 from visibility.dirty import Marks
 from visibility.exceptions import BuildFailed, RedisAway
 from visibility.points import reach
 from visibility.soft import clock, pending, snapshots
-from visibility.soft.pending import Item, Later, Look
+from visibility.soft.pending import Item, Later, Look, Moved
 from visibility.soft.snapshots import Snapshot, Stored
 from visibility.wake import wake
 
@@ -72,6 +73,7 @@ class Rest:
     def __init__(self, data_type: DataType, keys: Sequence[str], deadline: float) -> None:
         self.data_type, self.keys, self.deadline = data_type, list(keys), deadline
         self.out: dict[str, Snapshot] = {}
+        self.began: dict[str, int] = {}
         self.refused = 0
 
     def patience(self) -> float:
@@ -98,9 +100,10 @@ class Rest:
     def _step(self) -> tuple[str, str] | None:
         looks = pending.look(self.data_type.lane, [self._resource(key) for key in self.keys])
         reach("read.looked")
-        marks = dirty.marks(self.data_type, self.keys)
-        reach("read.marks")
         inside = in_transaction()
+        unsure = [key for key in self.keys if not self._known(key, looks[self._resource(key)])]
+        marks = dirty.marks(self.data_type, unsure) if unsure else {}
+        reach("read.marks")
         self._serve(looks, marks, trusting=not inside)
         rest = [key for key in self.keys if key not in self.out]
         if not rest:
@@ -112,14 +115,24 @@ class Rest:
             return None
         return self._build(rest, looks, marks)
 
+    def _known(self, key: str, seen: Look) -> bool:
+        """Whether it is decided without the marks: it has to be built, or it was built since this read began, for others."""
+        clock.seen(seen.now_ms)
+        stored = snapshots.unpack(seen.raw, self.data_type.schema)
+        began = self.began.setdefault(key, seen.last)
+        if stored is not None and stored.version > began:
+            self.out[key] = snapshot_of(self._resource(key), stored, "rebuilt")
+            metrics.count("reads", data_type=self.data_type.name, label="rebuilt")
+            return True
+        return stored is None or seen.pending
+
     def _serve(self, looks: Mapping[str, Look], marks: Mapping[str, Marks], *, trusting: bool) -> None:
         trusted: dict[str, Look] = {}
         behind: list[str] = []
-        for key in self.keys:
+        for key, mark in marks.items():
             seen = looks[self._resource(key)]
-            clock.seen(seen.now_ms)
             stored = snapshots.unpack(seen.raw, self.data_type.schema)
-            action = verdict(stored, seen.pending, marks[key], seen.now_ms)
+            action = verdict(stored, seen.pending, mark, seen.now_ms)
             if stored is None or action == "build":
                 continue
             state = "fresh" if action == "serve" else "stale"
@@ -136,25 +149,21 @@ class Rest:
             refresh(self.data_type, behind)
 
     def _build(self, keys: list[str], looks: Mapping[str, Look], marks: Mapping[str, Marks]) -> tuple[str, str] | None:
-        claims, refused = pending.claim_named(self.data_type.lane, [self._resource(key) for key in keys], settings.BUILD_LEASE)
+        lane = self.data_type.lane
+        names = [self._resource(key) for key in keys]
+        # Who looked before a build ended does not build again.
+        claims, refused = pending.claim_named(lane, names, settings.BUILD_LEASE, {name: looks[name].version for name in names})
         cut = len(self.data_type.name) + 1
         failed: BuildFailed | None = None
-        for owned in claims:
-            with holding(self.data_type.lane, owned) as lost:
-                built = build_claimed(self.data_type, self.data_type.lane, owned, owned.rows, lost)
-            for resource, one in built.items():
-                key = resource[cut:]
-                stale = snapshots.unpack(looks[resource].raw, self.data_type.schema)
-                if one.stored is not None:
-                    missed = max(one.missed, marks[key].missed(stale.stamp) if stale else 0)
-                    self.out[key] = snapshot_of(resource, one.stored, "rebuilt", missed)
-                    metrics.count("reads", data_type=self.data_type.name, label="rebuilt")
-                elif one.error is not None:
-                    failed = self._fallback(key, looks, marks, f"{type(one.error).__name__}: {one.error}", one.error) or failed
-                else:
-                    self.refused += 1
+        with ExitStack() as stack:
+            held = [(owned, stack.enter_context(holding(lane, owned))) for owned in claims]
+            for owned, lost in held:
+                for resource, one in build_claimed(self.data_type, lane, owned, owned.rows, lost).items():
+                    failed = self._take(resource[cut:], one, looks, marks) or failed
         waiting: tuple[str, str] | None = None
         for resource, why in refused.items():
+            if isinstance(why, Moved):
+                continue
             if isinstance(why, Later):
                 failed = self._fallback(resource[cut:], looks, marks, why.error) or failed
             elif time.monotonic() >= self.deadline:
@@ -171,6 +180,21 @@ class Rest:
             self.out.update(from_source(self.data_type, [key for key in keys if key not in self.out]))
         return waiting
 
+    def _take(self, key: str, one: Built, looks: Mapping[str, Look], marks: Mapping[str, Marks]) -> BuildFailed | None:
+        """What this reader's own build of a key came to."""
+        resource = self._resource(key)
+        if one.error is not None:
+            why = f"{type(one.error).__name__}: {one.error}"
+            return self._fallback(key, looks, {**marks, key: one.marks}, why, one.error)
+        if one.stored is None:
+            self.refused += 1
+            return None
+        stale = snapshots.unpack(looks[resource].raw, self.data_type.schema)
+        missed = one.marks.missed(stale.stamp) if stale else one.marks.changes
+        self.out[key] = snapshot_of(resource, one.stored, "rebuilt", missed)
+        metrics.count("reads", data_type=self.data_type.name, label="rebuilt")
+        return None
+
     def _fallback(
         self, key: str, looks: Mapping[str, Look], marks: Mapping[str, Marks], why: str, cause: BaseException | None = None
     ) -> BuildFailed | None:
@@ -182,7 +206,7 @@ class Rest:
             error.__cause__ = cause
             return error
         metrics.count("reads", data_type=self.data_type.name, label="stale")
-        self.out[key] = snapshot_of(resource, stale, "stale", marks[key].missed(stale.stamp))
+        self.out[key] = snapshot_of(resource, stale, "stale", marks.get(key, Marks()).missed(stale.stamp))
         return None
 
 

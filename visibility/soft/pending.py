@@ -6,7 +6,7 @@ ends by `done` or `fail` from its owner, or by its lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from visibility.conf import Lane, settings
@@ -88,8 +88,14 @@ class Later(NamedTuple):
     error: str
 
 
+class Moved(NamedTuple):
+    """A build of it ended since the caller looked: look again, it may be served."""
+
+    version: int
+
+
 class Look(NamedTuple):
-    """One consistent view of a resource's soft state."""
+    """One consistent view of a resource's soft state. `last`: the highest token so far; what is claimed later has a higher one."""
 
     now_ms: int
     raw: bytes
@@ -109,6 +115,7 @@ class Look(NamedTuple):
     event: str
     built_ms: int
     hot: bool = True
+    last: int = 0
 
     @property
     def queued(self) -> bool:
@@ -187,22 +194,34 @@ def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) ->
     return _claim(lane, shard, limit, lease, stay, ())[0]
 
 
-def claim_named(lane: str, resources: Sequence[str], lease: float) -> tuple[list[Claim], dict[str, Busy | Later]]:
-    """Own these resources, pending or not, under one token a shard; and of the others, who builds them or when to try again."""
+def claim_named(
+    lane: str, resources: Sequence[str], lease: float, seen: Mapping[str, int] | None = None
+) -> tuple[list[Claim], dict[str, Busy | Later | Moved]]:
+    """Own these resources, pending or not, under one token a shard; and of the others, who builds them or when to try again.
+
+    With `seen`, the version of each as the caller looked, one that was built since is refused as `Moved`.
+    """
     claims: list[Claim] = []
-    refused: dict[str, Busy | Later] = {}
+    refused: dict[str, Busy | Later | Moved] = {}
     for shard, names in by_shard(list(resources)).items():
         for start in range(0, len(names), CHUNK):
             part = names[start : start + CHUNK]
-            owned, rows = _claim(lane, shard, len(part), lease, 0.0, part)
+            named = [a for name in part for a in (name, "" if seen is None else str(seen[name]))]
+            owned, rows = _claim(lane, shard, len(part), lease, 0.0, named)
             if owned.rows:
                 claims.append(owned)
             for resource, why, value, *rest in rows:
-                refused[resource.decode()] = Busy(value.decode()) if why == b"busy" else Later(value, rest[0].decode())
+                refused[resource.decode()] = (
+                    Busy(value.decode())
+                    if why == b"busy"
+                    else Moved(int(value))
+                    if why == b"moved"
+                    else Later(value, rest[0].decode())
+                )
     return claims, refused
 
 
-def claim_one(lane: str, resource: str, lease: float) -> Claim | Busy | Later:
+def claim_one(lane: str, resource: str, lease: float) -> Claim | Busy | Later | Moved:
     """Own one resource, pending or not; or learn who builds it, or when the next try is due."""
     claims, refused = claim_named(lane, [resource], lease)
     return claims[0] if claims else refused[resource]
@@ -271,10 +290,11 @@ def discard(lane: str, resources: Iterable[str]) -> None:
 
 def _look(now: int, row: list[Any]) -> Look:
     raw, fresh, visible, due, claim_end, ttl, *state = row
-    gen, epoch, owner, nb, err, since, tries, ver, ev, built, hot = (s.decode(errors="replace") for s in state)
+    gen, epoch, owner, nb, err, since, tries, ver, ev, built, hot, last = (s.decode(errors="replace") for s in state)
     return Look(
         now, raw, int(fresh), visible, int(float(due)) if due else None, int(float(claim_end)) if claim_end else None, ttl,
         gen, epoch, owner, int(nb or 0), err, int(since or 0), int(tries or 0), int(ver or 0), ev, int(built or 0), hot == "1",
+        int(last),
     )  # fmt: skip
 
 

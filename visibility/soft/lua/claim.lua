@@ -1,8 +1,8 @@
--- Claim due resources, or resources by name. Args: lane, limit, lease, stay, res….
+-- Claim due resources, or resources by name. Args: lane, limit, lease, stay, then pairs: res, the version the caller saw ('' for any).
 -- Generation and epoch are read here, before any source is (rules 5 and 3). stay: where nothing is due, note for so many ms (or until
 -- the next is due within two seconds) that the caller waits for the lane's bell.
 -- Answers now, token, due left, ms until the next is due (-1: none), ms to wait for the bell, rows, and refused:
--- {res, 'busy', owner} or {res, 'later', ms, error}.
+-- {res, 'busy', owner}, {res, 'later', ms, error} or {res, 'moved', version}: a build ended since the caller looked.
 local lane, limit, lease, stay = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
 local due, refused = {}, {}
@@ -13,16 +13,18 @@ local function unshare(state, res)
 end
 
 if #ARGV > 5 then
-  for i = 6, #ARGV do
-    local res = ARGV[i]
+  for i = 6, #ARGV, 2 do
+    local res, version = ARGV[i], ARGV[i + 1]
     local state = base .. ':state:' .. res
     local ends = redis.call('ZSCORE', claimed, res)
-    local seen = redis.call('HMGET', state, 'owner', 'nb', 'err')
+    local seen = redis.call('HMGET', state, 'owner', 'nb', 'err', 'ver')
     if ends and tonumber(ends) > now then
       redis.call('HSET', state, 'waiting', '1')
       refused[#refused + 1] = {res, 'busy', seen[1] or '0'}
     elseif seen[2] and tonumber(seen[2]) > now then
       refused[#refused + 1] = {res, 'later', tonumber(seen[2]) - now, seen[3] or ''}
+    elseif version ~= '' and (seen[4] or '0') ~= version then
+      refused[#refused + 1] = {res, 'moved', seen[4] or '0'}
     else
       if ends then redis.call('HINCRBY', state, 'lost', 1) end
       due[#due + 1] = res

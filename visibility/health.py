@@ -7,7 +7,7 @@
 | down | the database does not answer | 503 |
 
 A process that cannot reach Redis still serves: taking every process out of a load balancer because Redis restarts would make a
-slow minute an outage. Use `?strict` for socket servers that have others to send people to. It says states only, and needs no login.
+slow minute an outage. Use `?strict` for socket servers that have others to send people to. Needs no login; says only states.
 """
 
 from __future__ import annotations

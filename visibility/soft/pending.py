@@ -95,7 +95,7 @@ class Moved(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One consistent view of a resource's soft state. `last`: the highest token so far; what is claimed later has a higher one."""
+    """One consistent view of a resource's soft state. `last`: the highest token so far; a later claim has a higher one."""
 
     now_ms: int
     raw: bytes

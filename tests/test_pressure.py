@@ -17,7 +17,6 @@ import visibility
 from tests.app.models import Counter
 from tests.lanes import claim, drain, look, pend, watch
 from tests.support import wait_for
-from tests.support.probe import builds
 from visibility import dirty, metrics, points, pressure, promotion
 from visibility.conf import settings
 from visibility.datatypes import registry
@@ -272,7 +271,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
     Counter.objects.bulk_create([Counter(name=key, value=n) for n, key in enumerate(keys)], batch_size=5_000)
     with lanes(bound=bound, batch=batch, idle=0.01):
         for start in range(0, total, 10_000):
-            leases.renew([leases.Watch(f"probe:{key}", "1/tab", "watch", 600) for key in keys[start : start + 10_000]])
+            leases.renew([leases.Watch(f"counter:{key}", "1/tab", "watch", 600) for key in keys[start : start + 10_000]])
         deepest = 0
 
         def measure(name: str) -> None:
@@ -284,7 +283,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
         points.hook = measure
         try:
             for start in range(0, total, chunk):
-                visibility.emit("probe", keys=keys[start : start + chunk])
+                visibility.emit("counter", keys=keys[start : start + chunk])
                 if start // chunk % 3 == 2:
                     drain()
 
@@ -292,7 +291,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
                 pressure.forget()
                 promotion.promote()
                 drain()
-                return not pending.lane_state("hot").pending and not dirty.oldest("probe", 1)
+                return not pending.lane_state("hot").pending and not dirty.oldest("counter", 1)
 
             wait_for(quiet, 60 + total / 200, "all right in the end")
         finally:
@@ -300,20 +299,19 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
         assert 0 < deepest <= bound
         for start in range(0, total, 2_000):
             part = keys[start : start + 2_000]
-            looks = pending.look("hot", [f"probe:{key}" for key in part])
+            looks = pending.look("hot", [f"counter:{key}" for key in part])
             for key in part:
-                one = snapshots.unpack(looks[f"probe:{key}"].raw, 1)
+                one = snapshots.unpack(looks[f"counter:{key}"].raw, 1)
                 assert one is not None and snapshots.json.loads(one.body) == {"value": int(key[1:])}, key
 
 
-def test_a_flood_of_distinct_resources_keeps_the_bound_and_loses_none(transactional_db: None, probes: Path) -> None:
+def test_a_flood_of_distinct_resources_keeps_the_bound_and_loses_none(transactional_db: None) -> None:
     flood(1_200, bound=150, batch=50, chunk=100)
-    assert len(builds()) < 1_200
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_hundred_thousand_against_a_bound_of_a_thousand(transactional_db: None, probes: Path) -> None:
+@pytest.mark.timeout(1_200)
+def test_a_hundred_thousand_against_a_bound_of_a_thousand(transactional_db: None) -> None:
     flood(100_000, bound=1_000, batch=200, chunk=2_000)
 
 

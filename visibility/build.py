@@ -39,12 +39,15 @@ Limit = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or a newer one was there."""
+    """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or a newer one was there.
+
+    `marks`: as they stood before the source was read.
+    """
 
     resource: str
     stored: snapshots.Stored | None = None
     error: BaseException | None = None
-    missed: int = 0
+    marks: Marks = dirty.CLEAN
 
 
 def backoff(tries: int) -> float:
@@ -145,7 +148,7 @@ def build_claimed(
             except BadSnapshot as error:
                 value = error
         if isinstance(value, BaseException):
-            out[row.resource] = Built(row.resource, error=value)
+            out[row.resource] = Built(row.resource, error=value, marks=seen[key])
             continue
         if row.resource in lost:
             out[row.resource] = Built(row.resource)
@@ -161,8 +164,7 @@ def build_claimed(
     reach("build.stored")
     stored = {item[0] for item, ok in zip(items, flags, strict=True) if ok}
     for resource in made:
-        missed = seen[resource[cut:]].changes
-        out[resource] = Built(resource, made[resource] if resource in stored else None, missed=missed)
+        out[resource] = Built(resource, made[resource] if resource in stored else None, marks=seen[resource[cut:]])
     _settle(data_type, lane, owned, keys, seen, out)
     _count(data_type, out, keys, took)
     return out

@@ -21,11 +21,12 @@ from django.utils import timezone
 from visibility.datatypes import DataType, ScopesFrom
 from visibility.insert import column_of
 from visibility.models import DirtyFlag, ScopeMark, Summary
-from visibility.sql import upsert
+from visibility.sql import update_pairs, upsert
 
 EPOCH_US = 1_704_067_200_000_000
 CHUNK = 100
 QUARANTINE = timedelta(minutes=15)
+CLEARED = {"first_at": None, "changes": 0, "failures": 0, "not_before": None, "quarantined_at": None, "last_error": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,12 +198,8 @@ def clear(data_type: str, seen: Mapping[str, Marks]) -> set[str]:
     table = DirtyFlag.objects.using(_using(DirtyFlag))
     for start in range(0, len(keys), CHUNK):
         part = keys[start : start + CHUNK]
-        same = Q()
-        for key in part:
-            same |= Q(key=key, mark=seen[key].flag)
-        done = table.filter(same, data_type=data_type).update(
-            first_at=None, changes=0, failures=0, not_before=None, quarantined_at=None, last_error=""
-        )
+        same = [(key, seen[key].flag) for key in part]
+        done = update_pairs(DirtyFlag, CLEARED, where={"data_type": data_type}, pair=("key", "mark"), among=same)
         if done < len(part):
             moved.update(table.filter(data_type=data_type, key__in=part, first_at__isnull=False).values_list("key", flat=True))
     return moved

@@ -1,4 +1,5 @@
-"""The one statement that Django's ORM cannot write portably: an upsert whose new value depends on the old one."""
+"""The two statements that Django's ORM does not write portably or fast enough: an upsert whose new value depends on the old
+one, and an update of many rows that is compared row by row."""
 
 from __future__ import annotations
 
@@ -54,3 +55,30 @@ def upsert(
         sql = f"INSERT INTO {table} ({names}) VALUES {', '.join([one] * len(part))} {conflict} {changes}"  # noqa: S608
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
+
+
+def update_pairs(
+    model: type[models.Model],
+    changes: Mapping[str, Any],
+    *,
+    where: Mapping[str, Any],
+    pair: tuple[str, str],
+    among: Sequence[tuple[Any, Any]],
+    using: str | None = None,
+) -> int:
+    """Set fields of the rows whose two fields `pair` are together among these; answers how many rows that were."""
+    using = using or router.db_for_write(model)
+    connection = connections[using]
+    quote = connection.ops.quote_name
+
+    def column(name: str) -> str:
+        return quote(model._meta.get_field(name).column)
+
+    sets = ", ".join(f"{column(name)} = %s" for name in changes)
+    tests = " AND ".join(f"{column(name)} = %s" for name in where)
+    # A list of row values; the standard spells it VALUES, and SQLite takes nothing else, MySQL nothing but the bare list.
+    rows = f"{'' if connection.vendor == 'mysql' else 'VALUES '}{', '.join(['(%s, %s)'] * len(among))}"
+    sql = f"UPDATE {quote(model._meta.db_table)} SET {sets} WHERE {tests} AND ({column(pair[0])}, {column(pair[1])}) IN ({rows})"  # noqa: S608
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*changes.values(), *where.values(), *(value for row in among for value in row)])
+        return int(cursor.rowcount)

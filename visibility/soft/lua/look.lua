@@ -1,5 +1,6 @@
--- What stands about these resources, in one view. Args: lane, res….
-local lane, out = ARGV[2], {now}
+-- What stands about these resources, in one view. Args: lane, res…. Each row ends with the last token that the shard gave: a claim
+-- under a higher one began after this look.
+local lane, out, last = ARGV[2], {now}, redis.call('GET', base .. ':seq') or '0'
 for i = 3, #ARGV do
   local res = ARGV[i]
   local state = base .. ':state:' .. res
@@ -11,6 +12,7 @@ for i = 3, #ARGV do
     visible_until(res) - now, due or '', claim or '', redis.call('PTTL', base .. ':snap:' .. res),
   }
   for j = 1, 11 do row[6 + j] = seen[j] or '' end
+  row[18] = last
   out[#out + 1] = row
 end
 return out

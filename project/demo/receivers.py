@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.signals import post_delete, post_save
 
-from project.demo import soft
+from project.demo import meter
 from project.demo.models import Follow, Membership, Message, Notification, Post, Tile
 
 
@@ -30,14 +30,14 @@ def affected(instance: Any) -> dict[str, int]:
 
 
 # Where counts go; the replay keeps its own, so that a change costs it no Redis call.
-meter: Callable[[Mapping[str, int]], Any] = soft.count
+tell: Callable[[Mapping[str, int]], Any] = meter.tell
 
 
 def changed(sender: type, instance: Any, using: str, raw: bool = False, **_kwargs: Any) -> None:
     if raw:
         return
     fields = {f"everybody|{data_type}": n for data_type, n in affected(instance).items()}
-    transaction.on_commit(lambda: meter(fields), using=using, robust=True)
+    transaction.on_commit(lambda: tell(fields), using=using, robust=True)
 
 
 def joined(sender: type, instance: Any, created: bool, raw: bool = False, using: str | None = None, **_kwargs: Any) -> None:

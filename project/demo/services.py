@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 import visibility
-from project.demo import soft
+from project.demo import receivers
 from project.demo.models import Follow, Membership, Message, Notification, Post, Room, Tile
 from visibility.exceptions import RedisAway
 
@@ -93,4 +93,4 @@ def set_tile(tile: Tile, value: str) -> None:
     visibility.emit(
         "tile", keys=[tile.pk], id=str(uuid.uuid4()), version=time.time_ns() // 1_000, tenant=tile.kind, payload={"value": value}
     )
-    soft.count({"everybody|tile": 1})
+    receivers.tell({"everybody|tile": 1})

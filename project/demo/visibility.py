@@ -293,7 +293,8 @@ class Dashboard(Metered):
 class Work(DataType):
     """The meter itself: resources built against resources that a fan-out to everybody would have built.
 
-    It does not count itself, and while nobody looks at it, it does nothing at all.
+    It does not count itself. It has no `@on`: asking the gate on every change of anything would cost more than most changes do;
+    `project.demo.meter` emits at most once a second instead.
     """
 
     name = "work"
@@ -303,10 +304,6 @@ class Work(DataType):
     lane = "cold"
     coalesce = 1.0
     ttl, soft_ttl = 10, 1
-
-    @on(Post, Message, Notification, Membership, Follow, Tile)
-    def anything(self, change: visibility.Change) -> Audience:
-        return Audience(["all"])
 
     def build(self, key: str) -> Any:
         found = soft.meter()

@@ -38,7 +38,7 @@ class Driver:
         self.random = random.Random(11)
         # What this process would tell the meter, one Redis call a change, it keeps until the end.
         self.told: Counter[str] = Counter()
-        receivers.meter = self.told.update
+        receivers.tell = self.told.update
         self.saved: list[str] = []
         for model in (Notification, Membership):
             post_save.connect(self.row_saved, sender=model)

@@ -8,12 +8,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.support import keeper
+from tests.support.keeper import session_members
 from tests.support.wait import wait_for
 
 __all__ = ["Process", "ProcessEnded", "free_port", "living", "port_open", "session_members", "stop_all"]
@@ -21,15 +24,32 @@ __all__ = ["Process", "ProcessEnded", "free_port", "living", "port_open", "sessi
 _live: set[Process] = set()
 
 
-def session_members(leader: int) -> list[int]:
-    """The living processes of the session that `leader` began. RQ's work horses leave its group, but not its session."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader and fields[0] not in "ZX":
-                members.append(int(stat.parent.name))
-    return members
+class _Keeper:
+    """The process that ends what this one leaves behind if it is killed; see `tests.support.keeper`."""
+
+    def __init__(self) -> None:
+        self._popen: subprocess.Popen[str] | None = None
+
+    def tell(self, line: str) -> None:
+        if self._popen is None:
+            command = [sys.executable, "-S", "-E", str(Path(keeper.__file__))]
+            # A session of its own, so that it outlives a kill of this one's group.
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, text=True
+            )
+        stdin = self._popen.stdin
+        if stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(line + "\n")
+                stdin.flush()
+
+    def close(self) -> None:
+        if self._popen is not None:
+            popen, self._popen = self._popen, None
+            popen.communicate()
+
+
+_keeper = _Keeper()
 
 
 class Process:
@@ -63,6 +83,7 @@ class Process:
             os.close(handle)
         self.pid = self.popen.pid
         _live.add(self)
+        _keeper.tell(f"+{self.pid}")
 
     def __enter__(self) -> Process:
         return self
@@ -120,6 +141,7 @@ class Process:
             self.kill()
         finally:
             _live.discard(self)
+            _keeper.tell(f"-{self.pid}")
             self.log.unlink(missing_ok=True)
         return self.popen.returncode
 
@@ -170,3 +192,4 @@ def stop_all() -> None:
         process.kill()
         process.log.unlink(missing_ok=True)
     _live.clear()
+    _keeper.close()

@@ -197,3 +197,19 @@ def test_an_rq_worker_works(worker_class: str) -> None:
         wait_for(lambda: job.get_status(refresh=True) == "finished", 20, "the job is done")
     assert gone(worker.pid)
     assert not Path(worker.log).exists()
+
+
+def test_a_test_process_that_is_killed_leaves_no_server() -> None:
+    code = (
+        "import time\n"
+        "from tests.support import servers\n"
+        "with servers.valkey() as server:\n"
+        "    print('server', server.process.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with Process([sys.executable, "-c", code], cwd=servers.ROOT) as process:
+        process.wait_until(lambda: process.output.startswith("server"), 20)
+        pid = int(process.output.split()[1])
+        assert session_members(pid)
+        process.kill()
+        wait_for(lambda: gone(pid), 10, "the server of the killed process is gone")

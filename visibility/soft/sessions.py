@@ -81,18 +81,21 @@ def _lease_ms() -> int:
 
 
 def _attend_calls(
-    node: str, process: str, sessions: Iterable[Attending], limit: int
+    node: str, process: str, sessions: Iterable[Attending], limit: int, *, light: bool
 ) -> Iterator[tuple[int, list[Attending], list[Any]]]:
     # Every shard is asked, sessions there or not: the process's mark is what tells of a flush.
     groups: dict[int, list[Attending]] = {shard: [] for shard in shards()}
-    for one in sessions:
-        groups[shard_of(one.user)].append(one)
+    if len(groups) == 1:
+        groups[0] = list(sessions)
+    else:
+        for one in sessions:
+            groups[shard_of(one.user)].append(one)
     for shard, group in groups.items():
         for start in range(0, max(1, len(group)), CHUNK * 2):
             part = group[start : start + CHUNK * 2]
-            args: list[Any] = [_lease_ms(), node, process, limit]
+            args: list[Any] = [_lease_ms(), node, process, limit, len(part) if light else 0]
             for user, sid, state, resources in part:
-                args += (user, sid, state, len(resources), *resources)
+                args += (user, sid) if light else (user, sid, state, len(resources), *resources)
             yield shard, part, args
 
 
@@ -110,21 +113,26 @@ def _attended(shard: int, part: list[Attending], rows: list[Any], first: bool, o
     return out._replace(flushed=flushed, access=int(last) if shard == 0 else out.access)
 
 
-async def aattend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0) -> Attended:
-    """Write or renew sessions of a process, one call a shard and thousand; an upsert. `limit`: new sessions a user may have."""
+async def aattend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
+    """Write or renew sessions of a process, one call a shard and thousand; an upsert.
+
+    Args:
+        limit: new sessions a user may have.
+        light: all of these are only renewed, and were written or renewed without it less than ten leases ago.
+    """
     out = Attended([], [], [], [], False, 0)
     seen: set[int] = set()
-    for shard, part, args in _attend_calls(node, process, sessions, limit):
+    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
         out = _attended(shard, part, await arun("attend", shard, *args), shard not in seen, out)
         seen.add(shard)
     return out
 
 
-def attend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0) -> Attended:
+def attend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
     """The synchronous twin of `aattend`."""
     out = Attended([], [], [], [], False, 0)
     seen: set[int] = set()
-    for shard, part, args in _attend_calls(node, process, sessions, limit):
+    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
         out = _attended(shard, part, run("attend", shard, *args), shard not in seen, out)
         seen.add(shard)
     return out
@@ -256,20 +264,14 @@ async def afetch(process: str, resources: Sequence[str]) -> tuple[dict[str, byte
 
     Whatever was revoked before one of these snapshots was built has a number that is not above that one.
     """
-    guards = key(0, "process", process), key(0, "access")
+    guards = [key(0, "process", process), key(0, "access")]
+    groups = by_shard(list(resources))
+    first = groups.pop(0, [])
+    found: dict[str, bytes | None] = {}
     with guard():
         redis = aclient()
-        if len(shards()) == 1:
-            pipe = redis.pipeline(transaction=False)
-            for name in resources:
-                pipe.get(key(0, "snap", name))
-            pipe.exists(guards[0])
-            pipe.hget(guards[1], "last")
-            *raw, known, last = await pipe.execute()
-            return dict(zip(resources, raw, strict=True)), bool(known), int(last or 0)
-        found: dict[str, bytes | None] = {}
-        for shard, names in by_shard(list(resources)).items():
-            raw = await redis.mget([key(shard, "snap", name) for name in names])
-            found.update(zip(names, raw, strict=True))
-        known, last = await redis.exists(guards[0]), await redis.hget(guards[1], "last")
-        return found, bool(known), int(last or 0)
+        for shard, names in groups.items():
+            found.update(zip(names, await redis.mget([key(shard, "snap", name) for name in names]), strict=True))
+        *raw, known, last = await redis.mget([key(0, "snap", name) for name in first] + guards)
+    found.update(zip(first, raw, strict=True))
+    return found, known is not None, int(last or 0)

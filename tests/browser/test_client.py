@@ -473,11 +473,11 @@ def test_without_a_shared_worker_each_tab_has_a_socket(context: Any, tab: Tab, d
     context.errors.clear()
 
 
-def test_a_worker_that_cannot_start_is_not_waited_for(context: Any, double: Double) -> None:
-    double.no_worker = True
+def test_a_worker_that_the_policy_forbids_is_not_waited_for(context: Any, double: Double) -> None:
+    double.policy = double.policy.replace("worker-src 'self'", "worker-src 'none'")
     page = context.new_page()
     page.clock.install(time=0)
-    page.clock.pause_at(1_000)
+    page.clock.pause_at(1_000)  # so that its patience does not end
     page.goto(double.page(""))
     expect_state(page, "open")
     context.errors.clear()

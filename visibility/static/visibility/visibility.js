@@ -506,6 +506,7 @@ class Hub {
 /** A tab's line to its hub, wherever that runs. */
 class Link {
   /** @type {MessagePort|null} */ port = null;
+  /** Kept, so that an error finds its listener. @type {SharedWorker|null} */ worker = null;
   /** Set while the hub runs in this tab. @type {Hub|null} */ hub = null;
   /** @type {Timer} */ patience = undefined;
   /** @type {ReturnType<typeof setInterval>|undefined} */ timer = undefined;
@@ -525,7 +526,8 @@ class Link {
     try {
       const name = `visibility ${REVISION} ${this.options.url} ${this.options.scope}`;
       const worker = new SharedWorker(import.meta.url, { type: "module", name });
-      worker.onerror = () => worker.port === this.port && this.alone();
+      worker.onerror = () => worker === this.worker && this.alone();
+      this.worker = worker;
       this.patience = setTimeout(() => this.alone(), PATIENCE);
       this.use(worker.port);
     } catch {
@@ -569,7 +571,7 @@ class Link {
     this.port?.postMessage({ op: "bye" });
     this.port?.close();
     this.hub?.end(1000); // a page that is being left delivers no more messages to itself
-    this.port = this.hub = null;
+    this.port = this.worker = this.hub = null;
   }
 
   close() {

@@ -240,7 +240,7 @@ async def test_watchers_are_told_how_many_they_are(tabs: Sockets, ann: User, set
     second = await tabs(ann)
     assert (await second.watch("counter:a"))["resources"]["counter:a"]["watchers"] == 2
     await first.expect("watchers", resource="counter:a", count=2)
-    await visibility.ahold("counter:a", 1, "poller")
+    await visibility.ahold("counter:a", 3, "poller")
     await first.expect("watchers", resource="counter:a", count=3)
     await second.close()
     await first.expect("watchers", resource="counter:a", count=1, seconds=10)

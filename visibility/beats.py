@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from visibility import frames
+from visibility.conf import settings
 from visibility.exceptions import RedisAway
 from visibility.presence import announce, announce_users, heard_by_anybody
 from visibility.push import in_thread
 from visibility.sockets import ASKED, Session
-from visibility.soft import leases, sessions
-from visibility.soft.leases import Renewed, Watch
+from visibility.soft import clock, leases, sessions
+from visibility.soft.leases import BEAT, CARRY, WHOLE, Renewed, Watch
 from visibility.soft.sessions import Attending
 
 if TYPE_CHECKING:
@@ -112,8 +113,7 @@ class Beats:
         renewed: dict[str, Renewed] = {}
         try:
             async with self.leasing:
-                await self.attend([Attending(s.user, s.sid) for s in due])
-                renewed = await leases.arenew(self._watches(due))
+                renewed = await self._write(due)
         except RedisAway:
             self.owed(due)
             raise
@@ -122,13 +122,31 @@ class Beats:
                 self._pong(session, have, renewed)
         self.learn(renewed)
 
+    async def _write(self, due: Iterable[Session]) -> dict[str, Renewed]:
+        """Renew these, each as far as it is its turn: most heartbeats are light, every few carry trust on or write it all."""
+        now, ttl, heartbeat = asyncio.get_running_loop().time(), settings.TTL, settings.HEARTBEAT
+        parts: dict[int, list[Session]] = {WHOLE: [], CARRY: [], BEAT: []}
+        for session in due:
+            parts[session.part(now, ttl, heartbeat)].append(session)
+        if parts[WHOLE]:
+            await self.attend([Attending(s.user, s.sid) for s in parts[WHOLE]])
+        if light := parts[CARRY] + parts[BEAT]:
+            await self.attend([Attending(s.user, s.sid) for s in light], light=True)
+        elif not parts[WHOLE]:
+            await self.attend([])
+        renewed: dict[str, Renewed] = {}
+        for part, some in parts.items():
+            if some:
+                leases.join(renewed, await leases.arenew(self._watches(some), part=part))
+        return renewed
+
     def _watches(self, due: Iterable[Session]) -> list[Watch]:
         return [Watch(t.name, s.member, s.kind(t)) for s in due for t, sent in s.watches.items() if sent > ASKED]
 
-    async def attend(self, wanted: Sequence[Attending], limit: int = 0) -> set[str]:
+    async def attend(self, wanted: Sequence[Attending], limit: int = 0, *, light: bool = False) -> set[str]:
         """Write sessions, under `leasing`; who was renewed in vain is written whole. Answers the refused."""
         hub = self._hub
-        done = await sessions.aattend(hub.node, hub.process, wanted, limit)
+        done = await sessions.aattend(hub.node, hub.process, wanted, limit, light=light)
         if self.lost(not done.flushed):
             hub.flushed()
         self._known = True
@@ -145,11 +163,13 @@ class Beats:
     def learn(self, renewed: Mapping[str, Renewed]) -> None:
         """What renewals tell: crossings to announce, newer versions to fetch, resources that nobody vouches for."""
         self.announce(renewed)
+        now = clock.now_ms()
         for name, one in renewed.items():
             topic = self._hub.topics.get(name)
             if topic is not None:
                 self._hub.fanout.hint(topic, one.version)
-                if (one.created or not one.fresh or one.soft_ms <= 0) and topic.active:
+                old = one.soft_ms <= 0 or 0 < topic.soft_ms <= now
+                if (one.created or not one.fresh or old) and topic.active:
                     self._hub.fanout.suspect(topic, urgent=one.created)
 
     def announce(self, renewed: Mapping[str, Renewed]) -> None:

@@ -113,7 +113,7 @@ class Fanout:
                 session.put(text, topic.name, self.queue_limit)
                 n += 1
         if version > topic.version:
-            topic.version, topic.event_ms = version, stored.event_ms
+            topic.version, topic.event_ms, topic.soft_ms = version, stored.event_ms, stored.soft_ms
             if n and stored.event_ms:
                 metrics.observe("freshness_sent", max(0.0, (clock.now_ms() - stored.event_ms) / 1000), topic.type.name, n)
         metrics.count("pushes", n, topic.type.name)

@@ -11,6 +11,7 @@ from typing import Any
 
 from visibility.datatypes import DataType, registry
 from visibility.frames import SLOW_READER, Frame
+from visibility.soft.leases import BEAT, CARRY, WHOLE
 from visibility.soft.sessions import member
 
 logger = logging.getLogger("visibility")
@@ -18,6 +19,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 DONE = 2
 # What `watches` says of a resource that is not allowed yet.
 ASKED = -1
+# A heartbeat that carries trust on is at most a lease after the one before; keys of leases live for ten.
+WHOLE_EVERY = 7
 # So long may a server take to put a close frame behind what it has not sent yet.
 CLOSE_TIMEOUT = 10.0
 
@@ -25,19 +28,19 @@ CLOSE_TIMEOUT = 10.0
 class Topic:
     """One resource that sessions of this process watch.
 
-    `version`: the newest delivered, after a change at `event_ms`; `told`: the count last sent; `changed`: it may be another by
-    now, as we were `TOLD` or by an `OWN` session. Times are monotonic.
+    `version`: the newest delivered, after a change at `event_ms`, to be refreshed from `soft_ms` on; `told`: the count last sent;
+    `changed`: it may be another by now, as we were `TOLD` or by an `OWN` session. Times are monotonic, those in ms the server's.
     """
 
     TOLD, OWN = 1, 2
-    __slots__ = ("changed", "event_ms", "looked_at", "name", "sessions", "told", "told_at", "type", "version")
+    __slots__ = ("changed", "event_ms", "looked_at", "name", "sessions", "soft_ms", "told", "told_at", "type", "version")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.type: DataType = registry.get(name.partition(":")[0])
         self.sessions: dict[Session, None] = {}
         self.version = 0
-        self.event_ms = 0
+        self.event_ms = self.soft_ms = 0
         self.told = -1
         self.changed = 0
         self.told_at = self.looked_at = 0.0
@@ -57,8 +60,8 @@ class Session:
     """
 
     __slots__ = (
-        "account", "blocked", "checked", "closing", "filled", "heard", "hid", "joined", "key", "level", "ops", "outbox", "proven",
-        "refused", "send", "serial", "sid", "user", "visible", "watches", "worker", "writer",
+        "account", "blocked", "carried", "carries", "checked", "closing", "filled", "heard", "hid", "joined", "key", "level",
+        "ops", "outbox", "proven", "refused", "send", "serial", "sid", "user", "visible", "watches", "worker", "writer",
     )  # fmt: skip
 
     def __init__(self, sid: str, user: str, key: str | None, account: Any, send: Send, now: float, burst: float) -> None:
@@ -68,8 +71,8 @@ class Session:
         self.joined = self.hid = False
         self.heard = self.checked = self.filled = now
         self.level, self.refused, self.serial = burst, 0, 0
-        self.closing = 0
-        self.blocked = 0.0
+        self.closing = self.carries = 0
+        self.blocked = self.carried = 0.0
         self.outbox: dict[int | str, str] | None = None
         self.writer: asyncio.Task[None] | None = None
         self.ops: deque[Frame] | None = None
@@ -88,6 +91,14 @@ class Session:
     def leases(self, topic: Topic) -> bool:
         """Whether this session's tab makes the topic visible."""
         return self.watches[topic] > ASKED and (self.visible or topic.type.background is not None)
+
+    def part(self, now: float, ttl: float, heartbeat: float) -> int:
+        """How much of its leases is to be renewed now: trust is carried on before it could end ahead of the next heartbeat."""
+        if now - self.carried <= ttl - 1.25 * heartbeat:
+            return BEAT
+        self.carried = now
+        self.carries += 1
+        return WHOLE if self.carries % WHOLE_EVERY == 1 else CARRY
 
     def shows(self, topic: Topic) -> bool:
         """Whether updates of this topic are sent to this session now."""

@@ -230,6 +230,8 @@ class Watcher:
                 self._hub.fanout.hint(topic, stored.version)
             else:
                 topic.version = stored.version
+        if stored.version == topic.version:
+            topic.soft_ms = stored.soft_ms
 
     # Unwatch, and the tab's state
 

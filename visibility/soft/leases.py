@@ -5,7 +5,7 @@ Counts are derived from live leases; nothing is incremented. The end of a lease 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from visibility.conf import settings
@@ -15,6 +15,12 @@ from visibility.soft.keys import by_shard, key, shard_of, shards
 
 ROLES = {"watch": "watchers", "background": "background", "parked": "background", "hold": "holders"}
 CHUNK = 500
+# Keys, and pairs of key and member, in one section of a renewal: what Lua can unpack at once, and not too long a script.
+SECTION = 1_000
+# How much a renewal does.
+BEAT, CARRY, WHOLE = 0, 1, 2
+# Milliseconds until a refresh, where a renewal has not looked.
+NOT_KNOWN = 1_000_000
 
 
 class Watch(NamedTuple):
@@ -31,7 +37,10 @@ class Watch(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """What a renewal found. `created`: nobody made it visible before. `lapsed`: an unannounced expiry came before."""
+    """What a renewal found. `created`: nobody made it visible before. `lapsed`: an unannounced expiry came before.
+
+    `fresh`: the version that its leases vouch for, 0 if none. `soft_ms`: until it is to be refreshed by its age.
+    """
 
     created: bool
     lapsed: bool
@@ -58,51 +67,81 @@ def background_counts(resource: str) -> bool:
     return data_type is not None and data_type.background is not None
 
 
-def _groups(watches: Iterable[Watch]) -> dict[int, list[tuple[str, list[Any]]]]:
-    merged: dict[tuple[str, str, float, bool], list[str]] = {}
-    default = settings.TTL
+def _calls(watches: Iterable[Watch], part: int) -> Iterator[tuple[int, list[tuple[str, list[str]]], list[Any]]]:
+    """Shard, the keys of each section by type, and the script's arguments; at most `SECTION` keys and pairs in a section."""
+    default, many = settings.TTL, len(shards()) > 1
+    groups: dict[tuple[int, str, str, float, bool], dict[str, list[str]]] = {}
     for resource, member, kind, seconds, switch in watches:
-        merged.setdefault((resource, kind, default if seconds is None else seconds, switch), []).append(member)
-    out: dict[int, list[tuple[str, list[Any]]]] = {}
-    for (resource, kind, seconds, switch), members in merged.items():
-        counts = kind != "parked"
-        shard = shard_of(resource)
-        for start in range(0, len(members), 1000):
-            part = members[start : start + 1000]
-            head = [resource, ROLES[kind], int(seconds * 1000), int(counts), int(switch), len(part)]
-            out.setdefault(shard, []).append((resource, [*head, *part]))
-    return out
+        data_type, _, key = resource.partition(":")
+        slot = (shard_of(resource) if many else 0, data_type, kind, default if seconds is None else seconds, switch)
+        groups.setdefault(slot, {}).setdefault(key, []).append(member)
+    calls: dict[int, list[tuple[str, list[str], list[Any]]]] = {}
+    for (shard, data_type, kind, seconds, switch), found in groups.items():
+        head = (data_type, ROLES[kind], int(seconds * 1000), int(kind != "parked"), int(switch), part)
+        for keys, pairs in _sections(found):
+            calls.setdefault(shard, []).append((data_type, keys, [*head, len(pairs) // 2, *pairs]))
+    for shard, sections in calls.items():
+        for start in range(0, len(sections), 2):
+            some = sections[start : start + 2]
+            yield shard, [(name, keys) for name, keys, _ in some], [arg for *_, args in some for arg in args]
 
 
-def _calls(watches: Iterable[Watch]) -> Iterator[tuple[int, list[str], list[Any]]]:
-    for shard, groups in _groups(watches).items():
-        for start in range(0, len(groups), 2000):
-            part = groups[start : start + 2000]
-            yield shard, [resource for resource, _ in part], [arg for _, args in part for arg in args]
+def _sections(members: Mapping[str, Sequence[str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """Keys, and key and member by turns, for as many sections as it takes."""
+    keys: list[str] = []
+    pairs: list[str] = []
+    for name, some in members.items():
+        for start in range(0, len(some), SECTION):
+            few = some[start : start + SECTION]
+            if len(pairs) + 2 * len(few) > 2 * SECTION:
+                yield keys, pairs
+                keys, pairs = [], []
+            keys.append(name)
+            for member in few:
+                pairs += (name, member)
+    yield keys, pairs
 
 
-def _renewed(names: list[str], rows: list[list[Any]], out: dict[str, Renewed]) -> None:
-    for name, (created, lapsed, version, fresh, soft) in zip(names, rows, strict=True):
-        before = out.get(name)
-        one = Renewed(created == 1, lapsed == 1, int(version), int(fresh), int(soft))
-        out[name] = (
-            one if before is None else one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
-        )
+def _renewed(sections: list[tuple[str, list[str]]], answer: list[Any], out: dict[str, Renewed]) -> None:
+    for (data_type, keys), versions, rows in zip(sections, answer[::2], answer[1::2], strict=True):
+        head, make = f"{data_type}:", tuple.__new__
+        found: dict[str, Renewed] = {}
+        for one, text in zip(keys, versions, strict=True):
+            version = int(text)
+            found[head + one] = make(Renewed, (False, False, version, version, NOT_KNOWN))
+        for number, created, lapsed, version, soft in rows:
+            name = head + keys[number - 1]
+            found[name] = Renewed(created == 1, lapsed == 1, int(version), found[name].fresh, int(soft))
+        join(out, found)
 
 
-def renew(watches: Iterable[Watch]) -> dict[str, Renewed]:
-    """Write or renew leases, many in one call per shard; an upsert, so it heals whatever was lost."""
+def join(out: dict[str, Renewed], more: dict[str, Renewed]) -> None:
+    """Take in what later renewals found: the newest figures, and every coming to life."""
+    for name in more.keys() & out.keys():
+        before, one = out[name], more[name]
+        more[name] = one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
+    out.update(more)
+
+
+def renew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
+    """Write or renew leases, many in one call per shard; an upsert, so it heals whatever was lost.
+
+    Args:
+        part: `WHOLE`, or less for leases that were written whole less than ten of them ago: `CARRY` carries their trust on, which
+            else ends a lease after it was last carried; `BEAT` does only what keeps them. What came to life or is not vouched for
+            is told in full by each; the age of the rest only by `WHOLE`.
+    """
     out: dict[str, Renewed] = {}
-    for shard, names, args in _calls(watches):
-        _renewed(names, run("renew", shard, *args), out)
+    for shard, sections, args in _calls(watches, part):
+        _renewed(sections, run("renew", shard, *args), out)
     return out
 
 
-async def arenew(watches: Iterable[Watch]) -> dict[str, Renewed]:
+async def arenew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
     """The asynchronous twin of `renew`."""
     out: dict[str, Renewed] = {}
-    for shard, names, args in _calls(watches):
-        _renewed(names, await arun("renew", shard, *args), out)
+    for shard, sections, args in _calls(watches, part):
+        _renewed(sections, await arun("renew", shard, *args), out)
     return out
 
 

@@ -7,7 +7,7 @@ while i <= #ARGV do
     for j = i + 3, i + 2 + n do redis.call('SREM', set, ARGV[j]) end
   elseif redis.call('EXISTS', base .. ':session:' .. sid) == 1 then
     for j = i + 3, i + 2 + n do redis.call('SADD', set, ARGV[j]) end
-    redis.call('PEXPIRE', set, ms + 1000)
+    redis.call('PEXPIRE', set, 10 * ms + 1000)
   end
   i = i + 3 + n
 end

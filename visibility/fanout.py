@@ -153,4 +153,6 @@ class Fanout:
 
     async def tell_elsewhere(self, names: Sequence[str]) -> None:
         """Other processes have watchers of these too, and should count again."""
+        if not names:
+            return
         await push.asend([(name, {"type": push.TYPE, "kind": "watchers", "resource": name}) for name in names])

@@ -85,10 +85,11 @@ class Groups:
         """Repeat memberships whose time has come, so that a layer's group expiry does not drop them."""
         if self._layer is None:
             return
-        every = max(1.0, min(settings.HEARTBEAT, getattr(self._layer, "group_expiry", 86_400) / 3))
+        longest = max(1.0, getattr(self._layer, "group_expiry", 86_400) / 3)
+        every = min(settings.HEARTBEAT, longest)
         due = [name for name, at in self._joined.items() if now - at >= every]
-        # Oldest first; a process with very many takes longer than a heartbeat, rather than all its time.
-        self._todo.update(dict.fromkeys(due[: max(100, len(self._joined) // 60)]))
+        # Oldest first; a process with very many takes a minute for all, rather than all its time.
+        self._todo.update(dict.fromkeys(due[: max(100, int(len(self._joined) / min(60.0, longest)))]))
         if due:
             self._work()
 
@@ -124,6 +125,7 @@ class Groups:
 
     async def _add(self, name: str) -> None:
         await self._layer.group_add(push.group_of(name), self._channel)
+        self._joined.pop(name, None)
         self._joined[name] = asyncio.get_running_loop().time()
         self._answer(name)
         if name and name not in self._wanted:

@@ -168,7 +168,8 @@ class Hub:
             return
         left = await leases.arelease(rows)
         self._sweep_at = self._sweep_at or asyncio.get_running_loop().time() + settings.LINGER + 0.1
-        self.spawn(self.fanout.tell_elsewhere([name for name, n in left.items() if n > 0 and name not in self.topics]))
+        if elsewhere := [name for name, n in left.items() if n and name not in self.topics]:
+            self.spawn(self.fanout.tell_elsewhere(elsewhere))
 
     def end(self, session: Session, code: int) -> None:
         """Close a session from here: its leases go now, its socket when the client has answered."""

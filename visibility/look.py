@@ -11,7 +11,7 @@ from visibility import dirty
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.push import in_thread
-from visibility.rounds import refresh, verdict
+from visibility.rounds import in_transaction, refresh, verdict
 from visibility.soft import clock, pending, snapshots
 from visibility.soft.pending import Look
 from visibility.soft.snapshots import Stored
@@ -96,7 +96,8 @@ def judge(looks: Mapping[str, Look]) -> dict[str, Shown]:
             # Not before its back-off is over: a build that keeps failing is not asked for by everybody who looks.
             if not enough and not coming(seen) and not mark.quarantined and seen.not_before_ms <= seen.now_ms:
                 wanted.append(name)
-        if trusted:
+        # Inside a transaction the marks may be older than the lease.
+        if trusted and not in_transaction():
             pending.trust(data_type.lane, trusted)
         if wanted:
             refresh(data_type, wanted)

@@ -1,6 +1,18 @@
 """Sessions and presence: who has a live socket, where, and what it watches; and the log of what people may not see any more.
 
 A session and its user share a shard. The access log lies in shard 0: its numbers only grow, across a flush too.
+
+| key (after `{PREFIX:shard}:`) | type | holds | lifetime | written by |
+|---|---|---|---|---|
+| `presence:<user>` | ZSET | session → end of its lease, ms | ten leases | `attend`, `leave` |
+| `online` | ZSET | user → end of the last lease, ms; who is here is online | an hour at least | `attend`, `leave`, `offline` |
+| `session:<sid>` | HASH | user, node, state (visible, background), since | ten leases | `attend`, `leave` |
+| `interests:<sid>` | SET | resources watched | ten leases | `attend`, `interest`, `leave` |
+| `node:<node>` | ZSET | session → end of its lease, ms | ten leases | `attend`, `leave` |
+| `seen:<user>` | STRING | when a user who is gone was last heard, ms | EVENT_TTL | `leave`, `offline` |
+| `process:<process>` | STRING | the mark of a live hub; where it is missing, Redis was flushed | one lease | `attend` |
+| `access-log` | ZSET | entry → its number | an hour at least, entries ten minutes | `access` |
+| `access`, `access-floor` | STRING | the newest number; the newest that was trimmed | as the log | `access` |
 """
 
 from __future__ import annotations

@@ -6,11 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from django.db import connections, models, router
 
 _REFERENCE = re.compile(r"\{(old|new)\.(\w+)\}")
+
+
+def _column(model: type[models.Model], name: str) -> str:
+    field = cast("models.Field[Any, Any]", model._meta.get_field(name))
+    return str(field.column)
 
 
 def upsert(
@@ -33,7 +38,7 @@ def upsert(
     connection = connections[using]
     quote = connection.ops.quote_name
     mysql = connection.vendor == "mysql"
-    columns = {f: quote(model._meta.get_field(f).column) for f in {*fields, *update}}
+    columns = {f: quote(_column(model, f)) for f in {*fields, *update}}
     table = quote(model._meta.db_table)
 
     def reference(match: re.Match[str]) -> str:
@@ -72,7 +77,7 @@ def update_pairs(
     quote = connection.ops.quote_name
 
     def column(name: str) -> str:
-        return quote(model._meta.get_field(name).column)
+        return quote(_column(model, name))
 
     sets = ", ".join(f"{column(name)} = %s" for name in changes)
     tests = " AND ".join(f"{column(name)} = %s" for name in where)

@@ -227,8 +227,8 @@ def expire_visible(data_type: str, limit: int = CHUNK) -> list[str]:
 
 def _counts(row: list[Any]) -> Counts:
     watch, watchers, background, hidden, hold, holders, left = row
-    names = [[m.decode() for m in pairs[::2]] for pairs in (watchers, hidden, holders)]
-    return Counts(watch, background, hold, *names, max(0.0, left / 1000))
+    in_front, behind, holding = ([m.decode() for m in pairs[::2]] for pairs in (watchers, hidden, holders))
+    return Counts(watch, background, hold, in_front, behind, holding, max(0.0, left / 1000))
 
 
 def counts(resource: str, limit: int = 100) -> Counts:

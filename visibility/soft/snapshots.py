@@ -99,9 +99,9 @@ def unpack(raw: bytes | None, schema: int) -> Stored | None:
     if not newline or len(parts) != 8 or parts[0] != b"v1":
         return None
     try:
-        numbers = [int(p) for p in parts[1:7]]
+        version, own, built_ms, event_ms, soft_ms, cost_ms = (int(p) for p in parts[1:7])
     except ValueError:
         return None
-    if numbers[1] != schema:
+    if own != schema:
         return None
-    return Stored(*numbers, parts[7].decode(), body)
+    return Stored(version, own, built_ms, event_ms, soft_ms, cost_ms, parts[7].decode(), body)

@@ -151,6 +151,26 @@ def test_one_pass_a_transaction(transactional_db: None) -> None:
     assert len(marked("counter")) == 707
 
 
+def test_a_long_import_keeps_its_events_in_their_rows(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visibility import commit
+
+    monkeypatch.setattr(commit, "IN_MEMORY", 40)
+    monkeypatch.setattr(commit, "HELD_BACK", 10)
+    watch("counter:c3", "counter:c150")
+    with transaction.atomic():
+        for n in range(205):
+            Counter.objects.create(name=f"c{n}")
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            for n in range(205, 300):
+                Counter.objects.create(name=f"c{n}")
+            raise ZeroDivisionError
+        hooks = [hook[1].__self__ for hook in connection.run_on_commit]
+        assert max(len(getattr(hook, "items", ())) for hook in hooks) < 60
+    assert Event.objects.filter(outcome="done").count() == 205
+    assert waiting("counter") == {"c3", "c150"}
+    assert marked("counter") == {f"c{n}": 1 for n in range(205) if n not in (3, 150)}
+
+
 def test_hooks_stay_as_few_as_open_savepoints(transactional_db: None) -> None:
     with transaction.atomic():
         for n in range(50):

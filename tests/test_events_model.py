@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import visibility
 from tests.app.models import Counter
-from tests.support.declared import marked, waiting, watch
+from tests.support.declared import declared, marked, waiting, watch
 from visibility import gate, points
+from visibility.datatypes import Change, DataType, on
 from visibility.models import DirtyFlag, Event
 from visibility.soft import client
 
@@ -178,6 +179,33 @@ def clean() -> None:
         Event.objects.using(alias).all().delete()
         Counter.objects.using(alias).all()._raw_delete(alias)  # type: ignore[attr-defined]
     DirtyFlag.objects.all().delete()
+
+
+def test_a_second_database_has_its_own_events() -> None:
+    clean()
+    heard: list[str] = []
+
+    class Ear(DataType):
+        name = "ear"
+
+        @on(Counter)
+        def counters(self, change: Change) -> list[str]:
+            heard.append(f"{change.action} {change.using} {change.instance._state.db}")
+            return [change.instance.name]  # type: ignore[attr-defined]
+
+        def build(self, key: str) -> Any:
+            return key
+
+    with declared(Ear):
+        counter = Counter(name="a")
+        counter.save(using="other")
+        visibility.touch(Counter.objects.using("other"))
+        visibility.touch(counter)
+        counter.delete(using="other")
+    assert heard == [f"{action} other other" for action in ("created", "saved", "saved", "deleted")]
+    assert not Event.objects.exists()
+    assert set(Event.objects.using("other").values_list("using", "outcome")) == {("other", "done")}
+    assert marked("ear") == {"a": 4}
 
 
 W, U = True, False

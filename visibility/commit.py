@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 from weakref import ref
 
 from django.db import connections, router
@@ -31,36 +32,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("visibility")
 HELD_BACK = 500
+IN_MEMORY = 2_000
 
 
 class _Group:
-    """Events collected while the same savepoints were open; `held` are those whose row is still to be written."""
+    """Events collected while the same savepoints were open.
 
-    __slots__ = ("held", "items", "pass_")
+    `held`: those of them whose row is still to be written. `more`: where there are very many, events that only their rows know.
+    """
+
+    __slots__ = ("held", "items", "more", "pass_")
 
     def __init__(self, pass_: _Pass) -> None:
         self.pass_ = pass_
         self.items: list[Collected] = []
         self.held: list[Collected] = []
+        self.more: list[tuple[str, UUID]] = []
 
     def committed(self) -> None:
         self.pass_.ready += self.items
+        self.pass_.more += self.more
 
 
 class _Pass:
     """The gate pass of one transaction, behind its groups. The other fields find the group of the next event quickly."""
 
-    __slots__ = ("group", "hooks", "ids", "ready")
+    __slots__ = ("group", "hooks", "ids", "more", "ready")
 
     def __init__(self) -> None:
         self.ready: list[Collected] = []
+        self.more: list[tuple[str, UUID]] = []
         self.hooks: list[Any] = []
         self.ids: list[str | None] = []
         self.group = _Group(self)
 
     def run(self) -> None:
-        items, self.ready, self.hooks, self.group = self.ready, [], [], _Group(self)
-        deliver(items)
+        items, more = self.ready, self.more
+        self.ready, self.more, self.hooks, self.group = [], [], [], _Group(self)
+        deliver(items, more)
 
 
 class _Alone:
@@ -96,6 +105,11 @@ def _put(connection: BaseDatabaseWrapper, group: _Group, item: Collected) -> Non
         if len(group.held) >= HELD_BACK:
             # The savepoints of the group are the ones that are open: the rows share its fate.
             _write(connection, group.held)
+            if len(group.items) > IN_MEMORY:
+                # A long import: from here on, the rows remember.
+                rows = {one.id: one.written for one in group.held if one.written is not None}
+                group.items = [one for one in group.items if one.id not in rows]
+                group.more += [(alias, pk) for pk, alias in rows.items()]
             group.held = []
 
 
@@ -146,7 +160,7 @@ def _group(connection: BaseDatabaseWrapper) -> _Group:
         if isinstance(old, _Group):
             del hooks[n]
             kept = groups.setdefault(tuple(sid for sid in active if sid in sids), _Group(now))
-            kept.items[:0], kept.held[:0] = old.items, old.held
+            kept.items[:0], kept.held[:0], kept.more[:0] = old.items, old.held, old.more
     current = groups.setdefault(tuple(active), _Group(now))
     place = next(n for n, _sids, owner in _own(hooks) if owner is now)
     outer_first = sorted(groups.items(), key=lambda pair: len(pair[0]))
@@ -200,9 +214,9 @@ def in_testcase(connection: BaseDatabaseWrapper) -> bool:
     return any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
-def deliver(items: Sequence[Collected]) -> None:
-    """Run the gate over committed events. Never raises."""
-    if not items:
+def deliver(items: Sequence[Collected], more: Sequence[tuple[str, UUID]] = ()) -> None:
+    """Run the gate over committed events, and over `more` that are known by the database and id of their rows. Never raises."""
+    if not items and not more:
         return
     try:
         connection = connections[router.db_for_write(DirtyFlag)]
@@ -217,6 +231,6 @@ def deliver(items: Sequence[Collected]) -> None:
                 return
         from visibility import gate
 
-        gate.run(items)
+        gate.run(items, more)
     except Exception:
         logger.exception("the gate failed; %d events wait for the maintenance loop", len(items))

@@ -110,7 +110,18 @@ def emit(
     return Emitted(event_id=item.id, applied=newer, scope=scope, ignored=ignored)
 
 
-aemit = sync_to_async(emit)
+async def aemit(
+    data_type: str | type[DataType] | DataType,
+    keys: Iterable[Any] | models.QuerySet[Any] = (),
+    scope: str | None = None,
+    *,
+    id: str | None = None,  # noqa: A002
+    version: int | None = None,
+    tenant: str = "",
+    payload: Any = None,
+) -> Emitted:
+    """The asynchronous twin of `emit`."""
+    return await sync_to_async(emit)(data_type, keys, scope, id=id, version=version, tenant=tenant, payload=payload)
 
 
 def _audience(data_type: DataType, keys: Any, scope: str | None, version: int | None) -> Part:

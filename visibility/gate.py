@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from django.db import connections, router
 from django.utils.module_loading import import_string
@@ -39,13 +40,19 @@ from visibility.spans import traced
 logger = logging.getLogger("visibility")
 FANOUT = "visibility.recompute.enqueue_fanout"
 BUDGET = 10.0
+PASS = 500
 
 
-def run(items: Sequence[Collected]) -> None:
-    """Take committed events through the gate, or hand them to the fan-out job (`GATE = "worker"`). Never raises."""
+def run(items: Sequence[Collected], more: Sequence[tuple[str, UUID]] = ()) -> None:
+    """Take committed events through the gate, or hand them to the fan-out job (`GATE = "worker"`). Never raises.
+
+    Args:
+        more: database and id of events that only their rows know; passes of their own.
+    """
     reach("gate.start")
     _late_rows(items)
     if settings.GATE == "worker":
+        more = ()
         written = [item for item in items if item.written]
         items = [item for item in items if not item.written]
         if written:
@@ -55,6 +62,11 @@ def run(items: Sequence[Collected]) -> None:
                 logger.exception("no fan-out job could be enqueued; %d events wait for the maintenance loop", len(written))
     if items:
         run_pass(items)
+    for alias in dict.fromkeys(alias for alias, _ in more):
+        ids = [pk for own, pk in more if own == alias]
+        for start in range(0, len(ids), PASS):
+            rows = Event.objects.using(alias).filter(pk__in=ids[start : start + PASS], processed_at=None)
+            run_pass(rebuild.from_rows(rows, alias))
 
 
 def _late_rows(items: Sequence[Collected]) -> None:

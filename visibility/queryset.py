@@ -102,7 +102,11 @@ def _touch_instances(model: type[models.Model], instances: Sequence[models.Model
     submit(item, connections[using])
 
 
-atouch = sync_to_async(touch)
+async def atouch(
+    changed: models.Model | Iterable[models.Model] | models.QuerySet[Any], *, action: str = "saved", using: str | None = None
+) -> int:
+    """The asynchronous twin of `touch`."""
+    return await sync_to_async(touch)(changed, action=action, using=using)
 
 
 class VisibilityQuerySet(models.QuerySet[M]):

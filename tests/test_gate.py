@@ -29,9 +29,11 @@ from tests.support.declared import (
     waiting,
     watch,
 )
-from visibility import dirty, gate, outbox, points, pressure, recompute
+from visibility import dirty, gate, outbox, points, pressure, recompute, testing
 from visibility.datatypes import Audience, Change, DataType, Hidden, on
 from visibility.models import DirtyFlag, Event, ScopeMark, Summary
+from visibility.read import read
+from visibility.read import read
 from visibility.signals import event_processed
 from visibility.soft import client
 
@@ -227,6 +229,21 @@ def test_what_becomes_visible_while_it_is_marked_goes_hot(transactional_db: None
     assert Event.objects.get().decision["counter"]["reasons"] == {"hidden": 1, "appeared": 1}
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_C2_a_reader_that_began_earlier_does_not_hide_the_change(transactional_db: None, watched: bool) -> None:
+    counter = Counter.objects.create(name="a", value=1)
+    if watched:
+        watch("counter:a")
+
+    def change() -> None:
+        counter.value = 2
+        counter.save()
+
+    with at("build.store", change):
+        assert read("counter", "a").data == {"value": 1}, "what it had read"
+    assert read("counter", "a").data == {"value": 2}
+
+
 def test_scopes_are_marked_before_anything_is_looked_at(ann: User) -> None:
     fans = fans_of(ann, 3)
     with at("gate.scopes", lambda: watch(f"feed:{fans[0]}")) as reached:
@@ -251,6 +268,16 @@ def test_summarise_counts_by_kind_with_first_and_last_time(ann: User) -> None:
     assert rows["like"].first_at < rows["like"].last_at
 
 
+def test_a_read_delivers_what_was_missed_by_kind_once(ann: User) -> None:
+    read("badge", ann.pk)
+    testing.advance(400)
+    for kind in ["comment"] * 12 + ["like"] * 3:
+        Notice.objects.create(user=ann, kind=kind)
+    shown = read("badge", ann.pk)
+    assert (shown.state, shown.missed, dict(shown.summary)) == ("rebuilt", 15, {"comment": 12, "like": 3})
+    assert dict(read("badge", ann.pk).summary) == {}
+
+
 def test_a_watched_summary_is_not_counted_as_missed(ann: User) -> None:
     watch(f"badge:{ann.pk}")
     Notice.objects.create(user=ann)
@@ -269,8 +296,6 @@ def test_drop_forgets_the_snapshot_and_leaves_no_row(transactional_db: None, red
 
         def build(self, key: str) -> Any:
             return key
-
-    from visibility.read import read
 
     with declared(Typing), alone("typing"):
         assert read("typing", "a").data == "a"

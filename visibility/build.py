@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,13 +41,14 @@ Limit = Callable[[], AbstractContextManager[None]]
 class Built:
     """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or a newer one was there.
 
-    `marks`: as they stood before the source was read.
+    `marks`: as they stood before the source was read. `summary`: what it missed, by kind, for a type that SUMMARISEs.
     """
 
     resource: str
     stored: snapshots.Stored | None = None
     error: BaseException | None = None
     marks: Marks = dirty.CLEAN
+    summary: Mapping[str, int] = field(default_factory=dict)
 
 
 def backoff(tries: int) -> float:
@@ -177,7 +178,9 @@ def _settle(
     good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
     moved = dirty.clear(name, good) if good else set()
     if data_type.hidden is Hidden.SUMMARISE:
-        dirty.take_summaries(name, [key for key, one in good.items() if one.dirty and key not in moved])
+        taken = dirty.take_summaries(name, [key for key, one in good.items() if one.dirty and key not in moved])
+        for key, kinds in taken.items():
+            out[keys[key].resource] = replace(out[keys[key].resource], summary=kinds)
     reach("build.cleared")
     _publish([(keys[key].resource, int(owned.token)) for key in good])
     reach("build.pushed")

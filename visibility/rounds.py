@@ -39,9 +39,9 @@ def wants_early(stored: Stored, now_ms: int) -> bool:
     return left < 20 * stored.cost_ms and left < EARLY * stored.cost_ms * -math.log(1.0 - random.random())  # noqa: S311
 
 
-def snapshot_of(resource: str, stored: Stored, state: str, missed: int = 0) -> Snapshot:
+def snapshot_of(resource: str, stored: Stored, state: str, missed: int = 0, summary: Mapping[str, int] | None = None) -> Snapshot:
     """What a read answers, from what is stored."""
-    return Snapshot(resource, stored.version, stored.body, state, stored.built_ms, stored.event_ms, missed)
+    return Snapshot(resource, stored.version, stored.body, state, stored.built_ms, stored.event_ms, missed, summary or {})
 
 
 def in_transaction() -> bool:
@@ -191,7 +191,7 @@ class Rest:
             return None
         stale = snapshots.unpack(looks[resource].raw, self.data_type.schema)
         missed = one.marks.missed(stale.stamp) if stale else one.marks.changes
-        self.out[key] = snapshot_of(resource, one.stored, "rebuilt", missed)
+        self.out[key] = snapshot_of(resource, one.stored, "rebuilt", missed, one.summary)
         metrics.count("reads", data_type=self.data_type.name, label="rebuilt")
         return None
 

@@ -7,7 +7,8 @@ A header that does not parse, or another schema, is a miss (rows of another rele
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,7 +39,9 @@ class Snapshot:
     """The result of a read.
 
     `state`: fresh (known to be current), stale (served while a newer one is on its way, or none could be built),
-    rebuilt (built for this read). `missed`: changes since it was built. `body` is the JSON; `data` decodes it.
+    rebuilt (built for this read). `missed`: changes since it was built. `summary`: for a type with
+    `Hidden.SUMMARISE` that was rebuilt now, what was missed by kind: `{"comment": 12, "like": 3}`. `body` is the JSON; `data`
+    decodes it.
     """
 
     resource: str
@@ -48,6 +51,7 @@ class Snapshot:
     built_ms: int
     event_ms: int
     missed: int = 0
+    summary: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def data(self) -> Any:

@@ -20,33 +20,39 @@ def updates(page: Any) -> list[Any]:
     return [update["data"] for update in heard(page, "update")]
 
 
-@pytest.mark.parametrize("code", [None, 1001, 1011, 1012, 4000, 4408, 4413, 4429, 4430, 4450])
-def test_codes_that_mean_come_back(tab: Tab, double: Double, code: int | None) -> None:
-    double.publish("feed:1", "one")
+def test_codes_that_mean_come_back(tab: Tab, double: Double) -> None:
     page = tab(BODY)
-    wait_for(lambda: updates(page) == ["one"])
-    double.drop(code)
-    wait_for(lambda: len(double.sockets) == 2 and double.watching == {"feed:1"})
-    double.publish("feed:1", "two")
-    wait_for(lambda: updates(page) == ["one", "two"])
-    lost = next(state for state in heard(page, "state") if state["state"] == "waiting")
-    assert lost["code"] == (code or 1006)
-
-
-@pytest.mark.parametrize("code", [4401, 4403, 4500, 4501, 4503, 4520])
-def test_codes_that_mean_stop(tab: Tab, double: Double, code: int) -> None:
-    page = tab(BODY)
-    wait_for(lambda: double.watching)
-    double.drop(code)
-    expect_state(page, "closed")
-    assert heard(page, "state")[-1]["code"] == code
-    # Only a page that is loaded anew, or connect(), tries again.
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    page.evaluate("dispatchEvent(new Event('online'))")
-    assert len(double.sockets) == 1
-    page.evaluate("import('/visibility.js').then(({ connect }) => connect())")
+    for number, code in enumerate([None, 1001, 1011, 1012, 4000, 4408, 4413, 4429, 4430, 4450], 1):
+        wait_for(lambda number=number: len(double.sockets) == number and double.watching == {"feed:1"})
+        double.publish("feed:1", code)
+        wait_for(lambda number=number: len(updates(page)) == number)
+        double.drop(code)
+        wait_for(lambda number=number: len(lost(page)) == number)
+        assert lost(page)[-1] == (code or 1006)
     expect_state(page, "open")
-    wait_for(lambda: double.watching == {"feed:1"})
+
+
+def lost(page: Any) -> list[int]:
+    return [state["code"] for state in heard(page, "state") if state["state"] == "waiting"]
+
+
+def test_codes_that_mean_stop(tab: Tab, double: Double) -> None:
+    page = tab(BODY)
+    for number, code in enumerate([4401, 4403, 4500, 4501, 4503, 4520], 1):
+        wait_for(lambda number=number: len(double.sockets) == number and double.watching == {"feed:1"})
+        double.drop(code)
+        expect_state(page, "closed")
+        assert heard(page, "state")[-1]["code"] == code
+        # Only a page that is loaded anew, or connect(), tries again.
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.evaluate("dispatchEvent(new Event('online'))")
+        page.evaluate("import('/visibility.js').then(({ watch }) => watch('feed:2', () => {})())")
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+        assert len(double.sockets) == number
+        page.evaluate("import('/visibility.js').then(({ connect }) => connect())")
+        expect_state(page, "open")
+    double.drop(4501)
+    expect_state(page, "closed")
     page.reload()
     expect_state(page, "open")
 

@@ -34,7 +34,7 @@ def static_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def options(live: Live, static_root: Path) -> dict[str, Any]:
+def options(browser: Any, live: Live, static_root: Path) -> dict[str, Any]:
     """How a server or command of this file is started."""
     options = {
         "settings": "tests.browser.settings",

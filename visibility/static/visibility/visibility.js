@@ -32,7 +32,8 @@
  * that an outer element never hears an inner one's; a capturing listener hears them all), and then once at <body>, from
  * where they bubble to document.
  *   visibility:update    {resource, version, data, state, event_at, built_at, missed}   a newer version is here;
- *                        state is fresh, stale (a newer one follows) or rebuilt; missed: how many changes it sums up
+ *                        state is fresh, stale (a newer one follows) or rebuilt; times are seconds since 1970;
+ *                        missed: how many changes it sums up
  *   visibility:changed   {resource, version}    the same moment without the data, to fetch HTML anew:
  *                        <ul data-visibility="feed:42" data-visibility-version="…" hx-get="/feed/"
  *                        hx-trigger="visibility:changed" hx-swap="outerHTML">, or `visibility:changed from:body`. With

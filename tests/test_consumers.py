@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,12 +22,13 @@ from tests.support import await_for, servers
 from tests.support.fuzz import random_frame
 from tests.support.local import Sockets, achange, draining, no_traceback
 from tests.support.sockets import Tab, session_for
-from visibility import frames
+from visibility import frames, metrics
 from visibility.datatypes import registry
 from visibility.hub import hub_here
 from visibility.presence import asweep, drop
 from visibility.soft import leases, pending
 from visibility.soft.client import close
+from visibility.soft.inspect import total_fields
 from visibility.soft.leases import Watch
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -259,6 +262,25 @@ async def test_ping_answers_versions_and_sends_what_is_newer(tabs: Sockets, ann:
     sent = len(tab.frames)
     await tab.ping({"counter:a": version - 1})
     await await_for(lambda: [f for f in tab.frames[sent:] if f["op"] == "update" and f["version"] == version], 5, "sent again")
+
+
+async def test_freshness_is_measured_when_sent_and_when_acknowledged(
+    tabs: Sockets, ann: User, builds: Mapping[str, int]
+) -> None:  # fmt: skip
+    tab = await tabs(ann)
+    await tab.watch("counter:a")
+    await tab.data("counter:a", {"value": None})
+    await put("a", 1)
+    version = (await tab.data("counter:a", {"value": 1}))["version"]
+    for odd in ({"resource": "counter:a", "version": version - 1}, {"resource": "counter:b", "version": version}):
+        await tab.send({"op": "ack", **odd})
+    await tab.send({"op": "ack", "resource": "counter:a", "version": version})
+    await tab.ping()
+    await sync_to_async(metrics.flush)()
+    figures = metrics.Figures.parse(await sync_to_async(total_fields)())
+    assert figures.histogram("freshness_acked", "counter").count == 1
+    assert 1 <= figures.histogram("freshness_sent", "counter").count <= 2
+    assert figures.total("pushes", "counter") == 2
 
 
 async def test_S2_a_lost_hint_costs_at_most_a_heartbeat(
@@ -741,8 +763,6 @@ async def spread(tabs: Sockets, ann: User, bob: User) -> None:
 async def test_a_fuzz_of_random_frames_leaves_no_traceback_and_no_dead_socket(
     tabs: Sockets, ann: User, settings: Any, builds: Mapping[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    import os
-
     number = int(os.environ.get("VISIBILITY_FUZZ_FRAMES", "5000"))
     settings.VISIBILITY = {**settings.VISIBILITY, "TTL": 60, "LIMITS": {"frames_per_second": 10**9, "frames_burst": 10**9}}
     opened = [await tabs(ann) for _ in range(4)]
@@ -770,12 +790,12 @@ async def test_a_fuzz_of_random_frames_leaves_no_traceback_and_no_dead_socket(
 async def test_two_thousand_sockets_and_a_flush_at_a_random_moment(
     tabs: Sockets, make_user: Callable[..., User], settings: Any, builds: Mapping[str, int], redis: redis_py.Redis
 ) -> None:
-    import os
-
     number = int(os.environ.get("VISIBILITY_SOCKETS", "2000"))
     settings.VISIBILITY = {**settings.VISIBILITY, "HEARTBEAT": 5, "TTL": 30, "LIMITS": {"sockets_per_user": number}}
     users = [await sync_to_async(make_user)(f"u{n}") for n in range(20)]
-    rng = random.Random(7)
+    seed = int(os.environ.get("VISIBILITY_SEED", time.time()))
+    print(f"VISIBILITY_SEED={seed}")  # noqa: T201
+    rng = random.Random(seed)
     names = [f"counter:{n}" for n in range(50)]
     keys = [await sync_to_async(session_for)(user) for user in users]
     # Waited for together: a thousand pollers would be the load that is measured.

@@ -33,7 +33,6 @@ from visibility import dirty, gate, outbox, points, pressure, recompute, testing
 from visibility.datatypes import Audience, Change, DataType, Hidden, on
 from visibility.models import DirtyFlag, Event, ScopeMark, Summary
 from visibility.read import read
-from visibility.read import read
 from visibility.signals import event_processed
 from visibility.soft import client
 
@@ -762,17 +761,17 @@ def crowd(author: User, count: int) -> list[str]:
     digits = " UNION ALL ".join(f"SELECT {n} AS d" for n in range(10))
     places = len(str(count - 1))
     number = " + ".join(f"t{n}.d * {10**n}" for n in range(places))
-    numbers = f"SELECT {number} AS i FROM {', '.join(f'({digits}) t{n}' for n in range(places))}"  # noqa: S608
+    numbers = f"SELECT {number} AS i FROM {', '.join(f'({digits}) t{n}' for n in range(places))}"
     name = f"crowd{author.pk}-"
     glue = f"CONCAT('{name}', n.i)" if connection.vendor == "mysql" else f"'{name}' || n.i"
     columns = "username, password, first_name, last_name, email, is_superuser, is_staff, is_active, date_joined"
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO auth_user ({columns}) SELECT {glue}, '', '', '', '', %s, %s, %s, %s FROM ({numbers}) n WHERE n.i < %s",  # noqa: S608
+            f"INSERT INTO auth_user ({columns}) SELECT {glue}, '', '', '', '', %s, %s, %s, %s FROM ({numbers}) n WHERE n.i < %s",
             [False, False, True, connection.ops.adapt_datetimefield_value(timezone.now()), count],
         )
         cursor.execute(
-            f"INSERT INTO testapp_follow (author_id, follower_id) SELECT {author.pk}, id FROM auth_user WHERE username LIKE %s",  # noqa: S608
+            f"INSERT INTO testapp_follow (author_id, follower_id) SELECT {author.pk}, id FROM auth_user WHERE username LIKE %s",
             [f"{name}%"],
         )
         if connection.vendor == "postgresql":

@@ -221,7 +221,7 @@ def test_two_tabs_are_one_session(look: Look, ann: User) -> None:
     wait_for(lambda: visibility.presence([ann])[ann].state == "gone")
 
 
-def test_what_may_not_be_watched_says_so_and_a_logout_ends_it(look: Look, ann: User, context: Any) -> None:
+def test_what_may_not_be_watched_says_so_and_a_deactivated_user_sees_no_more(look: Look, ann: User, context: Any) -> None:
     count("a", 1)
     page = look("counter:a", "feed:0")
     wait_for(lambda: shown(page) == 1, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connections, models, router, transaction
+from django.db import OperationalError, connections, models, router, transaction
 from django.utils import timezone
 
 from visibility import outbox
@@ -28,6 +29,7 @@ from visibility.points import reach
 
 _encoder = DjangoJSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 BIGGEST = 2**63 - 1
+TRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +88,52 @@ def emit(
         item.add(found.name, [part])
         submit(item, connection)
         return Emitted(event_id=item.id, applied=part.keys, scope=scope)
+    tries = 0
+    while True:
+        try:
+            return _record(found, part, item, id, version, payload, body)
+        except OperationalError as error:
+            # Two senders of one key may deadlock; the loser's transaction is gone as a whole, and is tried again. Within the
+            # caller's own transaction that is the caller's to do.
+            tries += 1
+            if tries == TRIES or connection.in_atomic_block or not _passes(error):
+                raise
+            time.sleep(random.uniform(0, 0.05))  # noqa: S311
+
+
+def _passes(error: OperationalError) -> bool:
+    """Whether it is a deadlock, a failed serialisation or a wait for a lock that was too long."""
+    code = error.args[0] if error.args else None
+    return code in (1205, 1213) or getattr(error.__cause__, "sqlstate", "") in ("40001", "40P01")
+
+
+def _record(
+    data_type: DataType, part: Part, item: Collected, name: str | None, version: int | None, payload: Any, body: dict[str, Any]
+) -> Emitted:
+    """Everything of an event in one transaction."""
+    using, connection = item.using, connections[item.using]
     row = outbox.Row(
-        item.id, Event.Source.EMIT.value, [found.name], stamp(item.at), using=using, external_id=id, version=version,
-        tenant=tenant, body=body,
+        item.id, Event.Source.EMIT.value, [data_type.name], stamp(item.at), using=using, external_id=name, version=version,
+        tenant=item.tenant, body=body,
     )  # fmt: skip
     with transaction.atomic(using=using):
         if not outbox.write_once(connection, row):
             return Emitted(event_id=item.id, duplicate=True)
         reach("emit.written")
-        newer = (
-            part.keys if version is None else tuple(key for key in part.keys if _raise_version(using, found.name, key, version))
-        )
+        newer = part.keys
+        if version is not None:
+            newer = tuple(key for key in part.keys if _raise_version(using, data_type.name, key, version))
         ignored = tuple(key for key in part.keys if key not in set(newer))
         if ignored:
-            _note_ignored(using, item.id, body, newer, scope)
-        if found.has_apply:
+            _note_ignored(using, item.id, body, newer, part.scope)
+        if data_type.has_apply:
             for key in newer:
-                found.apply(key, version, payload)
-        if newer or scope or part.queryset is not None:
+                data_type.apply(key, version, payload)
+        if newer or part.scope:
             item.written = using
-            item.add(found.name, [part._replace(keys=newer)])
+            item.audiences = {data_type.name: [part._replace(keys=newer)]}
             submit(item, connection)
-    return Emitted(event_id=item.id, applied=newer, scope=scope, ignored=ignored)
+    return Emitted(event_id=item.id, applied=newer, scope=part.scope, ignored=ignored)
 
 
 async def aemit(

@@ -26,8 +26,7 @@ from visibility.exceptions import RedisAway
 from visibility.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
 from visibility.soft import clock, leases, pending, snapshots
 from visibility.soft.client import aclient, client, guard
-from visibility.soft.keys import by_shard, shard_of
-from visibility.soft.keys import key as redis_key
+from visibility.soft.keys import base, by_shard, shard_of
 from visibility.soft.snapshots import Snapshot
 
 __all__ = ["aread", "aread_many", "read", "read_many", "refresh", "verdict"]
@@ -37,8 +36,8 @@ _looked: dict[str, float] = {}
 
 
 def _names(resource: str) -> list[str]:
-    shard = shard_of(resource)
-    return [redis_key(shard, "snap", resource), redis_key(shard, "fresh", resource)]
+    start = base(shard_of(resource))
+    return [f"{start}:snap:{resource}", f"{start}:fresh:{resource}"]
 
 
 def _hit(data_type: DataType, resource: str, raw: bytes | None, fresh: bytes | None) -> Snapshot | None:

@@ -103,7 +103,7 @@ def unpack(raw: bytes | None, schema: int) -> Stored | None:
     if not newline or len(parts) != 8 or parts[0] != b"v1":
         return None
     try:
-        version, own, built_ms, event_ms, soft_ms, cost_ms = (int(p) for p in parts[1:7])
+        version, own, built_ms, event_ms, soft_ms, cost_ms = map(int, parts[1:7])
     except ValueError:
         return None
     if own != schema:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from tests.app.models import Counter, Follow, Notice, Post
@@ -453,6 +453,22 @@ def test_a_failing_mark_leaves_the_event_to_be_taken_again(
     assert event.decision["counter"]["left"] == "all"
     Event.objects.update(retry_at=None)
     assert gate.redrive(older_than=0) == 1
+    assert marked("counter") == {"a": 1}
+    assert Event.objects.get().outcome == "done"
+
+
+def test_a_deadlock_is_tried_again_at_once(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = dirty.mark, []
+
+    def loser(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OperationalError(1213, "Deadlock found when trying to get lock")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(dirty, "mark", loser)
+    Counter.objects.create(name="a")
+    assert len(calls) == 3
     assert marked("counter") == {"a": 1}
     assert Event.objects.get().outcome == "done"
 

@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db import router
+
 from visibility import audience, dirty, metrics, outbox, pressure
 from visibility.conf import settings
 from visibility.datatypes import Hidden
 from visibility.events import stamp
 from visibility.exceptions import RedisAway
 from visibility.handlers import Collected
+from visibility.models import DirtyFlag, ScopeMark
 from visibility.plan import Found, Need, Plan, found
 from visibility.points import reach
+from visibility.retry import retried
 from visibility.soft import clock, leases, pending
 from visibility.soft.pending import Item
 from visibility.wake import wake
@@ -85,7 +89,7 @@ class _Decision:
     def run(self) -> None:
         plan = self.plan
         if plan.scopes:
-            dirty.mark_scopes(self.name, plan.scopes, stamp(plan.at))
+            retried(lambda: dirty.mark_scopes(self.name, plan.scopes, stamp(plan.at)), router.db_for_write(ScopeMark))
             self.verdict.cold += len(plan.scopes)
             self.verdict.reasons["scope"] += len(plan.scopes)
             reach("gate.scopes")
@@ -256,12 +260,10 @@ class _Decision:
         if not needs:
             return
         summarise = self.data_type.hidden is Hidden.SUMMARISE
-        dirty.mark(
-            self.name,
-            {key: need.changes for key, need in needs.items()},
-            stamp(min(need.at for need in needs.values())),
-            {key: need.kinds for key, need in needs.items()} if summarise else None,
-        )
+        changes = {key: need.changes for key, need in needs.items()}
+        kinds = {key: need.kinds for key, need in needs.items()} if summarise else None
+        at = stamp(min(need.at for need in needs.values()))
+        retried(lambda: dirty.mark(self.name, changes, at, kinds), router.db_for_write(DirtyFlag))
         self.verdict.cold += len(needs)
         if why:
             self.verdict.reasons[why] += len(needs)

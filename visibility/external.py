@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import OperationalError, connections, models, router, transaction
+from django.db import connections, models, router, transaction
 from django.utils import timezone
 
 from visibility import outbox
@@ -26,10 +25,10 @@ from visibility.handlers import Collected
 from visibility.insert import insert_new
 from visibility.models import AppliedVersion, Event, event_id
 from visibility.points import reach
+from visibility.retry import retried
 
 _encoder = DjangoJSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 BIGGEST = 2**63 - 1
-TRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +87,8 @@ def emit(
         item.add(found.name, [part])
         submit(item, connection)
         return Emitted(event_id=item.id, applied=part.keys, scope=scope)
-    tries = 0
-    while True:
-        try:
-            return _record(found, part, item, id, version, payload, body)
-        except OperationalError as error:
-            # Two senders of one key may deadlock; the loser's transaction is gone as a whole, and is tried again. Within the
-            # caller's own transaction that is the caller's to do.
-            tries += 1
-            if tries == TRIES or connection.in_atomic_block or not _passes(error):
-                raise
-            time.sleep(random.uniform(0, 0.05))  # noqa: S311
-
-
-def _passes(error: OperationalError) -> bool:
-    """Whether it is a deadlock, a failed serialisation or a wait for a lock that was too long."""
-    code = error.args[0] if error.args else None
-    return code in (1205, 1213) or getattr(error.__cause__, "sqlstate", "") in ("40001", "40P01")
+    # Two senders of one key may deadlock.
+    return retried(lambda: _record(found, part, item, id, version, payload, body), using)
 
 
 def _record(

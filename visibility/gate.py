@@ -32,6 +32,7 @@ from visibility.handlers import Collected
 from visibility.models import Event
 from visibility.plan import Plan, plans_of
 from visibility.points import reach
+from visibility.retry import retried
 from visibility.shadow import only_count
 from visibility.signals import event_processed
 from visibility.soft.client import client, guard
@@ -157,7 +158,8 @@ def _finish(items: Sequence[Collected], verdicts: Mapping[str, Verdict], seconds
                 done.append(item)
         reach("gate.finish")
         if done:
-            outbox.finish(alias, [item.id for item in done], decision, seconds * 1000)
+            ids = [item.id for item in done]
+            retried(lambda alias=alias, ids=ids: outbox.finish(alias, ids, decision, seconds * 1000), alias)  # type: ignore[misc]
         for (left_pairs, error), some in rest.items():
             own = {name: {k: v for k, v in one.items() if k != "left"} for name, one in decision.items()}
             for name, how in left_pairs:

@@ -22,7 +22,8 @@ def main(name: str, database: str, size: str, file: str) -> None:
     try:
         with on_stage(database, SIZES[size], entry.visibility, durable=entry.durable) as stage:
             found["versions"] = stage.versions()
-            found["parts"] = [part.as_json() for part in run(entry.where, stage)]
+            for part in run(entry.where, stage):
+                found["parts"].append(part.as_json())
     except BaseException as error:
         # pytest's Skipped is one: `need` says with it what this machine lacks.
         found["error"] = f"{type(error).__name__}: {error}"

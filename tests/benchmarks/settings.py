@@ -15,3 +15,8 @@ ASGI_APPLICATION = "tests.benchmarks.site.application"
 ROOT_URLCONF = "tests.urls"
 INSTALLED_APPS = [*INSTALLED_APPS, *os.environ.get("BENCHMARK_APPS", "").split()]
 VISIBILITY.setdefault("LIMITS", {"sockets_per_user": 100_000})
+# The peer of B7.
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    "redis": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL, "KEY_PREFIX": "peer"},
+}

@@ -124,11 +124,9 @@ def _remove(name: str) -> None:
             os.unlink(name + ending)  # noqa: PTH108
 
 
-def run(where: str, stage: Stage) -> list[Part]:
-    """The parts of one bar on this stage, named by its database."""
+def run(where: str, stage: Stage) -> Iterator[Part]:
+    """The parts of one bar on this stage, named by its database, as they are measured."""
     module, _, function = where.partition(":")
-    parts = []
     for part in getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(stage):
         part.database = stage.database
-        parts.append(part)
-    return parts
+        yield part

@@ -253,10 +253,13 @@ class Watcher:
         hub = self._hub
         session.visible = visible
         session.hid = session.hid or not visible
-        topics = [topic for topic, sent in session.watches.items() if sent > ASKED]
-        for topic in topics:
-            topic.changed = Topic.OWN
         async with hub.beats.leasing:
+            # What was left or revoked while this waited is not leased again.
+            if session.sid not in hub.sessions:
+                return
+            topics = [topic for topic, sent in session.watches.items() if sent > ASKED]
+            for topic in topics:
+                topic.changed = Topic.OWN
             if session.joined:
                 await hub.beats.attend([whole(session)])
             # Tabs that go out of sight and keep a rate only change their role: no crossing. Parked ones leave.

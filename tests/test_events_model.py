@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.test import override_settings
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import visibility
 from tests.app.models import Counter
 from tests.support.declared import declared, marked, waiting, watch
-from visibility import gate, points
+from visibility import gate, outbox, points
 from visibility.datatypes import Change, DataType, on
 from visibility.models import DirtyFlag, Event
 from visibility.soft import client
@@ -206,6 +207,29 @@ def test_a_second_database_has_its_own_events() -> None:
     assert not Event.objects.exists()
     assert set(Event.objects.using("other").values_list("using", "outcome")) == {("other", "done")}
     assert marked("ear") == {"a": 4}
+
+
+class NoEventsOnOther:
+    """A router that keeps this app off the second database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db == "other" and app_label == "visibility" else None
+
+
+def test_a_database_without_events_has_them_written_after_the_fact() -> None:
+    clean()
+    with override_settings(DATABASE_ROUTERS=[NoEventsOnOther()]):
+        with transaction.atomic(using="other"):
+            Counter(name="a").save(using="other")
+        assert Event.objects.get().using == "other"
+        assert Event.objects.get().outcome == "done"
+        with pytest.raises(Undo), transaction.atomic(using="other"):
+            Counter(name="b").save(using="other")
+            raise Undo
+    outbox.forget()
+    assert Event.objects.count() == 1
+    assert not Event.objects.using("other").exists()
+    assert marked("counter") == {"a": 1}
 
 
 W, U = True, False

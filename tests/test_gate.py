@@ -16,6 +16,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.utils import timezone
 
+import visibility
 from tests.app.models import Counter, Follow, Notice, Post
 from tests.support.declared import (
     alone,
@@ -29,7 +30,7 @@ from tests.support.declared import (
     waiting,
     watch,
 )
-from visibility import dirty, gate, outbox, points, pressure, recompute, testing
+from visibility import dirty, gate, outbox, points, pressure, rebuild, recompute, testing
 from visibility.datatypes import Audience, Change, DataType, Hidden, on
 from visibility.models import DirtyFlag, Event, ScopeMark, Summary
 from visibility.read import read
@@ -473,6 +474,24 @@ def test_a_deadlock_is_tried_again_at_once(transactional_db: None, monkeypatch: 
     assert Event.objects.get().outcome == "done"
 
 
+def test_rows_that_cannot_be_loaded_are_asked_for_later(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Counter.objects.bulk_create([Counter(name="a")])
+    real = rebuild.load
+
+    def fail(items: Any) -> None:
+        raise DatabaseError("gone for a moment")
+
+    monkeypatch.setattr(rebuild, "load", fail)
+    visibility.touch(Counter.objects.all())
+    monkeypatch.setattr(rebuild, "load", real)
+    assert "gone for a moment" in Event.objects.get().error
+    Event.objects.update(retry_at=None)
+    assert gate.redrive(older_than=0) == 1
+    assert marked("counter") == {"a": 1}
+
+
 def test_an_event_that_always_fails_is_given_up_and_stays_visible(
     transactional_db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -756,6 +775,43 @@ def test_shadow_decides_and_changes_nothing(ann: User, redis: Any, capsys: pytes
     with configured(SHADOW=True):
         Counter.objects.create(name="b")
         assert not marked("counter")
+
+
+def test_shadow_of_keys_functions_and_slices_and_with_redis_away(ann: User, capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[Any] = []
+
+    class Shady(DataType):
+        name = "shady"
+
+        @on(Counter)
+        def counters(self, change: Change) -> Any:
+            return answers.pop()
+
+        def build(self, key: str) -> Any:
+            return key
+
+    def decided() -> tuple[int, int, str]:
+        Counter.objects.create(name=str(Counter.objects.count()))
+        event = Event.objects.first()
+        assert event is not None
+        decision = event.decision["shady"]
+        return decision["hot"], decision["cold"], event.outcome
+
+    fans = fans_of(ann, 5)
+    with declared(Shady), alone("shady"), configured(SHADOW=["shady"]):
+        watch(f"shady:{fans[0]}", "shady:a")
+        answers.append(["a", "b"])
+        assert decided() == (1, 1, "done")
+        answers.append(Audience(lambda: ["a", "b", "c"]))
+        assert decided() == (1, 2, "done")
+        answers.append(Follow.objects.values_list("follower").order_by("follower")[:3])
+        assert decided() == (0, 3, "done")
+        answers.append(Follow.objects.values_list("follower"))
+        with redis_away():
+            assert decided()[0] == 0
+        answers.append(Follow.objects.values_list("follower", "author"))
+        assert decided() == (0, 5, "done")
+        assert not marked("shady")
 
 
 # --- What it costs ---

@@ -14,7 +14,7 @@ import pytest
 
 import visibility.datatypes
 from tests.app import models
-from visibility import conf, frames, signals
+from visibility import conf, frames, signals, sources
 from visibility.datatypes import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,12 +46,12 @@ def blog(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     vars(own).update({name: value for name, value in vars(models).items() if not name.startswith("_")})
     monkeypatch.setitem(sys.modules, "blog", package)
     monkeypatch.setitem(sys.modules, "blog.models", own)
-    monkeypatch.setattr(registry, "_types", {})
     monkeypatch.setenv("METRICS_TOKEN", "t")
+    own_types, registry._types = registry._types, {}
     yield
-    import visibility.sources
-
-    visibility.sources.forget()
+    registry._types = own_types
+    # The models are routed to the data types of the tests again.
+    sources.forget()
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)

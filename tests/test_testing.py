@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 import visibility
 from tests.app.models import Counter
-from visibility import testing
+from visibility import dirty, testing
 from visibility.models import DirtyFlag, Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -87,6 +89,16 @@ def test_leases_end_when_time_passes_and_a_heartbeat_keeps_them(counter: Counter
 def test_an_anonymous_tab_has_no_user(counter: Counter) -> None:
     with testing.Tab(None, "counter:a"):
         assert list(visibility.watchers("counter:a").users) == []
+
+
+def test_what_waited_while_nobody_looked_breaks_no_promise(counter: Counter) -> None:
+    visibility.read("counter", "a")
+    dirty.mark("counter", {"a": 1}, timezone.now() - timedelta(minutes=10))
+    with testing.Tab(7, "counter:a"):
+        testing.drain()
+        since = visibility.read("counter", "a").event_at
+        assert since is not None
+        assert timezone.now() - since < timedelta(minutes=1)
 
 
 def test_flush_forgets_the_soft_state_and_a_heartbeat_brings_it_back(counter: Counter) -> None:

@@ -154,8 +154,7 @@ def build_claimed(
         if row.resource in lost:
             out[row.resource] = Built(row.resource)
             continue
-        first = seen[key].first_at
-        event = row.since_ms or (int(first.timestamp() * 1000) if first else 0)
+        event = _waited_since(row, seen[key])
         soft = built_ms + int(jittered(data_type, data_type.soft_ttl) * 1000)
         one = snapshots.Stored(version, data_type.schema, built_ms, event, soft, cost, seen[key].stamp, body)
         made[row.resource] = one
@@ -169,6 +168,17 @@ def build_claimed(
     _settle(data_type, lane, owned, keys, seen, out)
     _count(data_type, out, keys, took)
     return out
+
+
+def _waited_since(row: Claimed, marks: Marks) -> int:
+    """Since when somebody may say that this is late, in ms; 0 for nobody.
+
+    From the oldest change that is not shown, and for those who watch at most since they came: what waited while nobody looked is
+    the mark's age, not a promise that was broken.
+    """
+    first = int(marks.first_at.timestamp() * 1000) if marks.first_at else 0
+    since = row.since_ms or first
+    return max(since, int(row.epoch) // 1000) if since and row.visible else since
 
 
 def _settle(
@@ -230,11 +240,13 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
     waited: dict[str, list[float]] = {}
     for one in good:
         event_ms = one.stored.event_ms if one.stored else 0
-        event_at = None
-        if event_ms:
-            stage = "freshness_built" if keys[one.resource[len(name) + 1 :]].visible else "freshness_resolved"
-            waited.setdefault(stage, []).append(max(0.0, (now - event_ms) / 1000))
-            event_at = datetime.fromtimestamp(event_ms / 1000, UTC)
+        event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
+        row = keys[one.resource[len(name) + 1 :]]
+        marked_ms = int(one.marks.first_at.timestamp() * 1000) if one.marks.first_at else 0
+        if event_ms and row.visible:
+            waited.setdefault("freshness_built", []).append(max(0.0, (now - event_ms) / 1000))
+        if marked_ms or (event_ms and not row.visible):
+            waited.setdefault("freshness_resolved", []).append(max(0.0, (now - (marked_ms or event_ms)) / 1000))
         snapshot_built.send_robust(
             name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at
         )

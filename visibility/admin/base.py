@@ -55,8 +55,10 @@ class BoundedAdmin(ModelAdmin):  # type: ignore[type-arg]
         title = str(self.opts.verbose_name_plural)
         return super().changelist_view(request, {"title": title[:1].upper() + title[1:], **(extra_context or {})})
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        actions = super().get_actions(request)
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        # Django 6.1 says where the actions are shown; 5.2 does not know that argument.
+        where = {} if action_location is None else {"action_location": action_location}
+        actions = super().get_actions(request, **where)
         actions.pop("delete_selected", None)
         return actions
 

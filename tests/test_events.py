@@ -94,13 +94,18 @@ def test_E2_released_savepoints_go_with_the_one_around_them(transactional_db: No
 
 def test_E3_a_rollback_leaves_neither_job_nor_mark_nor_event(transactional_db: None, redis: Any) -> None:
     watch("counter:a")
-    before = set(redis.keys("*"))
+
+    def keys() -> set[str]:
+        # Counts of earlier tests may still be on their way.
+        return {key for key in redis.keys("*") if not key.startswith(("{vis:0}:m:", "{vis:0}:totals"))}
+
+    before = keys()
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Counter.objects.create(name="a")
         raise ZeroDivisionError
     assert not Event.objects.exists()
     assert not DirtyFlag.objects.exists()
-    assert set(redis.keys("*")) == before
+    assert keys() == before
 
 
 def test_E6_the_gate_comes_before_the_hosts_own_hooks(transactional_db: None) -> None:

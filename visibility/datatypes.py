@@ -245,6 +245,8 @@ T = TypeVar("T", bound=type[DataType])
 class Registry:
     """The registered data types, by name."""
 
+    # Grows with every change, so that what was made of the types is made anew.
+    revision: int = 0
     _types: dict[str, DataType] = field(default_factory=dict)
     _listeners: list[Callable[[DataType], None]] = field(default_factory=list)
 
@@ -270,6 +272,7 @@ class Registry:
         if not 0 < cls.soft_ttl <= cls.ttl:
             raise BadDeclaration(f"{where}: soft_ttl = {cls.soft_ttl!r} must be above 0 and at most ttl = {cls.ttl!r}")
         self._types[cls.name] = instance
+        self.revision += 1
         for listener in self._listeners:
             listener(instance)
         return cls
@@ -277,6 +280,7 @@ class Registry:
     def unregister(self, name: str) -> None:
         """Forget a data type; for tests."""
         self._types.pop(name, None)
+        self.revision += 1
 
     def get(self, name: str) -> DataType:
         try:

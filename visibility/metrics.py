@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from visibility.histogram import LAST, Histogram, bucket_of
 
@@ -62,10 +63,11 @@ class _Buffer:
 
     def start(self) -> None:
         """See that somebody will send; the caller has the lock."""
-        if self.sender is None or not self.sender.is_alive():
-            self.sender = threading.Thread(target=self._send, name="visibility-metrics", daemon=True)
+        if self.sender is None:
+            sender = threading.Thread(target=self._send, name="visibility-metrics", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: atexit has flushed or will
-                self.sender.start()
+                sender.start()
+                self.sender = sender
 
     def take(self) -> dict[tuple[int, str], int]:
         with self.lock:
@@ -113,10 +115,15 @@ def _word(text: str) -> str:
     return text if not text or _WORD.match(text) else "other"
 
 
+@lru_cache(maxsize=1024)
+def _field(name: str, data_type: str, label: str) -> str:
+    return f"{name}|{_word(data_type)}|{_word(label)}"
+
+
 def count(name: str, n: int = 1, data_type: str = "", label: str = "") -> None:
     """Add `n` to a counter. `label` is a result or a lane: a word from a small set, never a key, user or id."""
     if n > 0:
-        _buffer.add(f"{name}|{_word(data_type)}|{_word(label)}", int(n))
+        _buffer.add(_field(name, data_type, label), int(n))
 
 
 def observe(name: str, seconds: float, data_type: str = "", n: int = 1) -> None:

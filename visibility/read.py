@@ -77,9 +77,10 @@ def read(data_type: str | type[DataType] | DataType, key: Any) -> Snapshot:
     name = check_key(found.name, key)
     resource = f"{found.name}:{name}"
     try:
-        _looking(found, [resource])
+        if found.active_window is not None:
+            _looking(found, [resource])
         with guard():
-            raw, fresh = client().mget(_names(resource))
+            raw, fresh = client().execute_command("MGET", *_names(resource))
     except RedisAway:
         return from_source(found, [name])[name]
     hit = _hit(found, resource, raw, fresh)

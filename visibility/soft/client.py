@@ -6,11 +6,10 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakKeyDictionary
@@ -134,21 +133,32 @@ def close() -> None:
     _open_until = 0.0
 
 
-@contextmanager
-def guard() -> Iterator[None]:
-    """Turn every way of Redis being away into `RedisAway`; while the circuit is open, fail at once.
+class _Guard:
+    """What `guard` answers: it has no state of its own, and is cheaper than a generator on the path of every call."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if _open_until and time.monotonic() < _open_until:
+            raise RedisAway("Redis did not answer a moment ago; not asked again yet")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        global _open_until
+        if isinstance(error, AWAY):
+            _open_until = time.monotonic() + OPEN_SECONDS
+            raise RedisAway(f"Redis is away: {type(error).__name__}: {error}") from error
+
+
+_guard = _Guard()
+
+
+def guard() -> _Guard:
+    """A context that turns every way of Redis being away into `RedisAway`; while the circuit is open, it fails at once.
 
     Raises:
         RedisAway: no answer, or no writes taken. For `OPEN_SECONDS` further calls are refused without trying.
     """
-    global _open_until
-    if time.monotonic() < _open_until:
-        raise RedisAway("Redis did not answer a moment ago; not asked again yet")
-    try:
-        yield
-    except AWAY as error:
-        _open_until = time.monotonic() + OPEN_SECONDS
-        raise RedisAway(f"Redis is away: {type(error).__name__}: {error}") from error
+    return _guard
 
 
 class Script:

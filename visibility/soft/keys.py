@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 from visibility.conf import settings
@@ -38,9 +39,18 @@ def by_shard(names: list[str]) -> dict[int, list[str]]:
     return groups
 
 
+_kept: tuple[tuple[Any, int], int] = ((None, 0), 0)
+
+
 def keep_ms() -> int:
     """Lifetime of bookkeeping keys in ms: longer than any lease and any snapshot that they speak of."""
+    global _kept
     from visibility.datatypes import registry
 
-    longest = max([settings.TTL * 4, 3600, *(2 * t.ttl * (1 + t.jitter) for t in registry)])
-    return int(longest * 1000)
+    # Every script is told, so it is not reckoned anew each time.
+    known, longest = _kept
+    now = (settings.TTL, registry.revision)
+    if known != now:
+        longest = int(1000 * max([now[0] * 4, 3600, *(2 * t.ttl * (1 + t.jitter) for t in registry)]))
+        _kept = now, longest
+    return longest

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -34,7 +33,7 @@ class Stored(NamedTuple):
     body: bytes
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Snapshot:
     """The result of a read.
 
@@ -53,9 +52,23 @@ class Snapshot:
     missed: int = 0
     summary: Mapping[str, int] = field(default_factory=dict)
 
-    @cached_property
+    def __init__(
+        self, resource: str, version: int, body: bytes, state: str, built_ms: int, event_ms: int, missed: int = 0,
+        summary: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        # One call for all fields: every read makes one of these.
+        vars(self).update(
+            resource=resource, version=version, body=body, state=state, built_ms=built_ms, event_ms=event_ms, missed=missed,
+            summary=summary or {},
+        )  # fmt: skip
+
+    @property
     def data(self) -> Any:
-        return json.loads(self.body)
+        """The decoded body, the same object each time."""
+        own = vars(self)
+        if "_data" not in own:
+            own["_data"] = json.loads(self.body)
+        return own["_data"]
 
     @property
     def built_at(self) -> datetime:

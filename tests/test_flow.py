@@ -16,10 +16,10 @@ class Protocol:
         self.producer: Any = "left over"
         self.sent: list[Any] = []
 
-    def unregisterProducer(self) -> None:  # noqa: N802
+    def unregisterProducer(self) -> None:
         self.producer = None
 
-    def registerProducer(self, producer: Any, streaming: bool) -> None:  # noqa: N802
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
         if self.producer is not None or not streaming:
             raise RuntimeError("refused")
         self.producer = producer
@@ -62,7 +62,7 @@ async def test_a_lost_connection_is_not_waited_for_and_a_cancelled_writer_harms_
 
 async def test_other_servers_and_odd_ones_are_left_alone() -> None:
     class Refusing(Protocol):
-        def unregisterProducer(self) -> None:  # noqa: N802
+        def unregisterProducer(self) -> None:
             raise RuntimeError("no")
 
     async def plain(message: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """B7: `read()` of a watched, fresh resource against a raw GET and `json.loads`; and how often 200 readers build an expired key.
 
-Both sides end with the decoded data in hand: `read(…).data` against `json.loads(client.get(…))`, on snapshots of 300 bytes, 3 KB and
-60 KB. The peers cache the same data under the same client library; they say nothing about whether it is current.
+Both sides end with the decoded data in hand: `read(…).data` against `json.loads(client.get(…))`, on snapshots of 300 bytes,
+3 KB and 60 KB. The peers cache the same data under the same client library; they say nothing about whether it is current.
 
 The 200 readers are four processes with fifty asynchronous readers each, that start together; and fifty threads in one process.
 """
@@ -104,7 +104,8 @@ def _herd(stage: Stage) -> Iterator[Part]:
     builds = [_together(stage, n, processes, readers) for n in range(rounds)]
     worst = max(builds)
     yield Part(
-        what=f"builds for {processes * readers} readers of {processes} processes", ratio=float(worst), limit=1.0, against="one build",
+        what=f"builds for {processes * readers} readers of {processes} processes",
+        ratio=float(worst), limit=1.0, against="one build",
         figures={"rounds": rounds, "builds": str(builds)},
     )  # fmt: skip
     builds = [_threads(stage, n, readers) for n in range(rounds)]

@@ -23,7 +23,7 @@ from tests.conftest import Live
 from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
-from visibility import dirty, hygiene, maintain, points, promotion, recompute, wake
+from visibility import build, dirty, hygiene, maintain, points, promotion, recompute, wake
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.look import look as look_after_lease
@@ -417,7 +417,11 @@ def test_types_of_one_batch_are_built_apart(db: None, probes: Path) -> None:
     assert sorted(sorted(keys) for _, _, keys in builds()) == [["a"], ["a", "b"]]
 
 
-def test_J14_poison_in_a_batch_is_isolated_backs_off_and_is_shown(db: None, probes: Path) -> None:
+def test_J14_poison_in_a_batch_is_isolated_backs_off_and_is_shown(
+    db: None, probes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not so soon that the same drain waits for it.
+    monkeypatch.setattr(build, "backoff", lambda tries: 20.0)
     keys = [f"k{n}" for n in range(16)]
     order("k7", fail_all="poison")
     watch(*[f"probe:{key}" for key in keys])
@@ -568,7 +572,7 @@ def test_J16_a_read_only_redis_stops_nothing_for_good(live: Live, probes: Path, 
     watch("probe:a")
     with live.command("visibility_worker", "--lane", "hot=1", ready="visibility workers") as workers:
         wake.wake("hot", pend("probe:a").wake)
-        wait_for(lambda: _stored("probe:a") == 1, 20)
+        wait_for(lambda: _stored("probe:a") == 1, 60)
         with servers.valkey() as other:
             redis.replicaof("127.0.0.1", other.port)
             try:
@@ -624,7 +628,7 @@ def test_J10_a_cold_lane_moves_on_beside_a_busy_hot_one(live: Live, probes: Path
     with live.command("visibility_worker", "--lane", "hot=1", "--lane", "cold=1", "--no-maintenance", ready="visibility workers"):
         wake.wake("hot", pend(*hot).wake)
         wake.wake("cold", pend(*cold, lane="cold").wake)
-        wait_for(lambda: not pending.lane_state("cold").pending and not pending.lane_state("hot").pending, 20)
+        wait_for(lambda: not pending.lane_state("cold").pending and not pending.lane_state("hot").pending, 60)
         oldest = 0.0
         ends = time.monotonic() + 5
         while time.monotonic() < ends:

@@ -33,10 +33,10 @@ MUTANTS = {
         "visibility/watching.py",
         {
             'renewed = await leases.arenew(wanted)\n            reach("watch.leased")\n': (
-                'early = await look.alook(names)\n            reach("watch.leased")\n'
-                "            renewed = await leases.arenew(wanted)\n"
+                "self.early = await look.alook([one.resource for one in wanted])\n"
+                '            reach("watch.leased")\n            renewed = await leases.arenew(wanted)\n'
             ),
-            "shown = await look.alook(names)": "shown = early",
+            "found = await look.alook(name for name, front in names.items() if front)": "found = self.early",
         },
         f"{RULES}1",
     ),

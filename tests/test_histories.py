@@ -281,8 +281,8 @@ class Histories(RuleBasedStateMachine):
         self.expire_claims()
         self._settled_events()
         for _ in range(20):
-            self._due()
             promote()
+            self._due()
             owned = pending.claim("hot", 0, 10, 15)
             if not owned.rows:
                 break

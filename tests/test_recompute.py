@@ -205,7 +205,8 @@ def test_the_trailing_edge_comes_within_its_window_and_a_tenth_of_a_second(live:
     # The machine has two cores and other work: the best of five shows what the code costs.
     assert min(late) <= window + 0.1, late
     assert sorted(late)[2] <= window + 0.3, late
-    times = [at for _, at, _ in builds("a")]
+    # The window lies between claims; the first build began later than its claim, for it opened a database connection.
+    times = [at for _, at, _ in builds("a")][1:]
     assert all(b - a >= window * 0.9 for a, b in itertools.pairwise(times)), times
 
 

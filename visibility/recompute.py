@@ -46,12 +46,12 @@ def queue(name: str) -> Queue:
 def enqueue(name: str, function: str, *args: Any, hint: str) -> None:
     """Enqueue a job now. `hint` begins its id, so that a look at the queue tells what waits there."""
     timeout = int(2 * settings.BUILD_TIMEOUT) + 60
-    job_id = f"{hint}-{uuid4().hex}"
+    job_id = f"{hint}{uuid4().hex}"
     queue(name).enqueue_call(function, args=args, result_ttl=0, failure_ttl=60, timeout=timeout, job_id=job_id)
 
 
 def _hint(lane: str, shard: int) -> str:
-    return "visibility-drain-" + "".join(c if c.isalnum() else "_" for c in lane) + f"-{shard}"
+    return "visibility-drain-" + "".join(c if c.isalnum() else "_" for c in lane) + f"-{shard}-"
 
 
 def _peek(name: str) -> list[str]:
@@ -69,14 +69,14 @@ def enqueue_drain(lane: str, shard: int) -> None:
 def enqueue_fanout() -> None:
     """One job "run the gate over the waiting events", on the first lane's queue."""
     first = next(iter(settings.LANES))
-    enqueue(settings.lane(first).queue, "visibility.recompute.fanout", hint="visibility-fanout")
+    enqueue(settings.lane(first).queue, "visibility.recompute.fanout", hint="visibility-fanout-")
 
 
 def enqueue_precompute() -> None:
     """One job "build hidden dirty resources" on the last lane's queue, if nothing waits there."""
     last = settings.lane(list(settings.LANES)[-1])
     if not _peek(last.queue):
-        enqueue(last.queue, "visibility.recompute.precompute", hint="visibility-precompute")
+        enqueue(last.queue, "visibility.recompute.precompute", hint="visibility-precompute-")
 
 
 def fanout() -> int:

@@ -51,7 +51,7 @@ def enqueue(name: str, function: str, *args: Any, hint: str) -> None:
 
 
 def _hint(lane: str, shard: int) -> str:
-    return "visibility-drain-" + "".join(c if c.isalnum() else "_" for c in lane) + f"-{shard}-"
+    return "visibility-drain-" + "".join(c if c.isascii() and c.isalnum() else "_" for c in lane) + f"-{shard}-"
 
 
 def _peek(name: str) -> list[str]:

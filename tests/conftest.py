@@ -44,6 +44,14 @@ def redis_server() -> Iterator[servers.RedisServer | None]:
         yield server
 
 
+@pytest.fixture
+def own_redis(redis_server: servers.RedisServer | None) -> servers.RedisServer:
+    """The server that this run started: a test may kill, pause or demote it. Skips where REDIS_URL names another."""
+    if redis_server is None:
+        pytest.skip("REDIS_URL names a server that is not ours to kill")
+    return redis_server
+
+
 @pytest.fixture(scope="session")
 def database_server() -> Iterator[servers.DatabaseServer | None]:
     """The database server that all tests of this process share; None for SQLite and where a URL names another."""

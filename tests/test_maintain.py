@@ -184,12 +184,12 @@ def test_the_loop_promotes_and_rouses_by_itself(loop: threading.Event, probes: P
 
 
 def test_the_loop_outlives_a_redis_outage(
-    loop: threading.Event, probes: Path, redis_server: servers.RedisServer, caplog: pytest.LogCaptureFixture
+    loop: threading.Event, probes: Path, own_redis: servers.RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_for(lambda: upkeep.silence() is not None, 5)
-    redis_server.kill()
+    own_redis.kill()
     wait_for(lambda: "maintenance: lanes waits" in caplog.text, 10)
-    redis_server.start()
+    own_redis.start()
     wait_for(lambda: "maintenance: lanes goes on" in caplog.text, 10)
     soft_client.close()
     watch("probe:a")
@@ -236,12 +236,12 @@ def test_the_command_does_everything_once(db: None, capsys: pytest.CaptureFixtur
 
 
 def test_done_once_with_redis_away_the_command_fails(
-    transactional_db: None, redis_server: servers.RedisServer, capsys: pytest.CaptureFixture[str]
+    transactional_db: None, own_redis: servers.RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    redis_server.kill()
+    own_redis.kill()
     try:
         with pytest.raises(SystemExit):
             call_command("visibility_maintain", "--once")
     finally:
-        redis_server.start()
+        own_redis.start()
     assert "lanes: failed" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import visibility
 from tests.app.models import Counter
 from tests.lanes import claim, drain, look, pend, watch
-from tests.support import wait_for
+from tests.support import servers, wait_for
 from visibility import dirty, metrics, points, pressure, promotion
 from visibility.conf import settings
 from visibility.datatypes import registry
@@ -178,13 +178,13 @@ def test_asking_costs_one_look_a_second(redis: redis_py.Redis) -> None:
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2
 
 
-def test_while_redis_is_away_the_last_stage_stands(redis_server: Any) -> None:
+def test_while_redis_is_away_the_last_stage_stands(own_redis: servers.RedisServer) -> None:
     pressure._judged["hot"] = (0.0, Stage.PRESSED)
-    redis_server.kill()
+    own_redis.kill()
     try:
         assert pressure.stage("hot") is Stage.PRESSED
     finally:
-        redis_server.start()
+        own_redis.start()
 
 
 def test_a_flush_begins_with_normal_again(probes: Path, redis: redis_py.Redis) -> None:

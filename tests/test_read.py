@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests import lanes
 from tests.conftest import Live
 from tests.lanes import change, claim, drain_all, look, pend, watch
-from tests.support import await_for, wait_for
+from tests.support import await_for, servers, wait_for
 from tests.support.probe import builds, order
 from visibility import dirty, points, rounds
 from visibility.conf import settings
@@ -292,32 +292,32 @@ def test_a_change_is_read_at_once_though_its_window_is_not_over(db: None, probes
 
 
 def test_versions_grow_with_redis_away_and_back(
-    transactional_db: None, probes: Path, redis_server: Any, redis: redis_py.Redis
+    transactional_db: None, probes: Path, own_redis: servers.RedisServer, redis: redis_py.Redis
 ) -> None:
     change("a", 1)
     first = read("probe", "a")
-    redis_server.kill()
+    own_redis.kill()
     try:
         away = read("probe", "a")
         assert (away.state, away.data) == ("rebuilt", {"value": 1})
         assert read_many("probe", ["a", "b"])["a"].data == {"value": 1}
     finally:
-        redis_server.start()
+        own_redis.start()
         soft_client.close()
     back = read("probe", "a")
     assert first.version < away.version < back.version
 
 
 async def test_an_asynchronous_read_builds_from_the_source_while_redis_is_away(
-    transactional_db: None, probes: Path, redis_server: Any
+    transactional_db: None, probes: Path, own_redis: servers.RedisServer
 ) -> None:
     await sync_to_async(change)("a", 1)
-    redis_server.kill()
+    own_redis.kill()
     try:
         assert (await aread("probe", "a")).data == {"value": 1}
         assert (await aread_many("probe", ["a"]))["a"].data == {"value": 1}
     finally:
-        redis_server.start()
+        own_redis.start()
         soft_client.close()
 
 

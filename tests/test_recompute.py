@@ -318,13 +318,15 @@ def test_a_job_is_enqueued_whatever_transaction_is_open(transactional_db: None) 
         assert len(ids()) == 1
 
 
-def test_J12_a_queue_that_cannot_be_reached_raises_nothing(db: None, redis_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_J12_a_queue_that_cannot_be_reached_raises_nothing(
+    db: None, own_redis: servers.RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     recompute.queue("visibility-hot")
-    redis_server.kill()
+    own_redis.kill()
     try:
         wake.wake("hot", [0])
     finally:
-        redis_server.start()
+        own_redis.start()
     assert "could not be woken" in caplog.text
 
 
@@ -569,7 +571,9 @@ def _drop_other_connections() -> None:
             cursor.execute(f"KILL {int(number)}")
 
 
-def test_J16_a_read_only_redis_stops_nothing_for_good(live: Live, probes: Path, redis: redis_py.Redis) -> None:
+def test_J16_a_read_only_redis_stops_nothing_for_good(
+    live: Live, probes: Path, redis: redis_py.Redis, own_redis: servers.RedisServer
+) -> None:
     """A failover: for a while the server is somebody's replica and takes no writes."""
     change("a", 1)
     watch("probe:a")

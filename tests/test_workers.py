@@ -250,13 +250,13 @@ def test_J5_the_parent_of_a_work_horse_is_killed_and_nothing_is_built_wrongly(li
 # --- outages ------------------------------------------------------------------------------------------------------------
 
 
-def test_workers_outlive_a_redis_outage(live: Live, probes: Path, redis_server: servers.RedisServer) -> None:
+def test_workers_outlive_a_redis_outage(live: Live, probes: Path, own_redis: servers.RedisServer) -> None:
     process = crew(live, "--lane", "hot", up=1)
     ask()
     wait_for(lambda: stored() == {"value": 1}, 20)
-    redis_server.kill()
+    own_redis.kill()
     wait_for(lambda: "waits" in process.output, 20, "the maintenance loop has noticed")
-    redis_server.start()
+    own_redis.start()
     soft_client.close()
     ask("a", 2)
     wait_for(lambda: stored() == {"value": 2}, 30, "the worker is back")
@@ -264,26 +264,26 @@ def test_workers_outlive_a_redis_outage(live: Live, probes: Path, redis_server: 
     wait_for(lambda: (upkeep.silence() or 99.0) < 3, 10, "maintenance is back")
 
 
-def test_redis_that_comes_after_the_workers_is_waited_for(live: Live, probes: Path, redis_server: servers.RedisServer) -> None:
-    redis_server.kill()
+def test_redis_that_comes_after_the_workers_is_waited_for(live: Live, probes: Path, own_redis: servers.RedisServer) -> None:
+    own_redis.kill()
     process = crew(live, "--lane", "hot")
     wait_for(lambda: "waits for Redis" in process.output or "could not connect" in process.output, 20)
-    redis_server.start()
+    own_redis.start()
     soft_client.close()
     ask()
     wait_for(lambda: stored() == {"value": 1}, 60)
 
 
-def test_a_paused_redis_is_waited_out(live: Live, probes: Path, redis_server: servers.RedisServer, redis: redis_py.Redis) -> None:
+def test_a_paused_redis_is_waited_out(live: Live, probes: Path, own_redis: servers.RedisServer, redis: redis_py.Redis) -> None:
     """No answer at all for longer than a socket's timeout: RQ gives up on that, this command does not."""
     process = crew(live, "--lane", "hot", up=1)
     ask()
     wait_for(lambda: stored() == {"value": 1}, 20)
-    redis_server.pause()
+    own_redis.pause()
     try:
         wait_for(lambda: "waits" in process.output, 30)
     finally:
-        redis_server.resume()
+        own_redis.resume()
     soft_client.close()
     wait_for(lambda: redis.ping(), 5)
     ask("a", 2)

@@ -159,16 +159,17 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
     wake: set[int] = set()
     for shard, group in groups.items():
         for start in range(0, len(group), CHUNK):
-            part = group[start : start + CHUNK]
-            args: list[Any] = []
-            for resource, since, event, forced, window, hidden, tenant, refresh in part:
-                args += (resource, since, event, 2 if refresh else int(forced))
-                args += (int(max(window, floor) * 1000), int(max(hidden, floor) * 1000), tenant)
+            alike: dict[tuple[Any, ...], list[str]] = {}
+            for resource, since, event, forced, window, hidden, tenant, refresh in group[start : start + CHUNK]:
+                front, back = int(max(window, floor) * 1000), int(max(hidden, floor) * 1000)
+                alike.setdefault((since, event, 2 if refresh else int(forced), front, back, tenant), []).append(resource)
+            names = [name for some in alike.values() for name in some]
+            args = [arg for slot, some in alike.items() for arg in (*slot, len(some), *some)]
             taken, joined, woke, refused = run("pend", shard, *head, *args)
             accepted, merged = accepted + taken, merged + joined
             if woke:
                 wake.add(shard)
-            shed += [(part[n - 1].resource, why.decode()) for n, why in zip(refused[::2], refused[1::2], strict=True)]
+            shed += [(names[n - 1], why.decode()) for n, why in zip(refused[::2], refused[1::2], strict=True)]
     return Pended(accepted, merged, shed, sorted(wake))
 
 

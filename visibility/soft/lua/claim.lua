@@ -7,11 +7,6 @@ local lane, limit, lease, stay = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), 
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
 local due, refused = {}, {}
 
-local function unshare(state, res)
-  local tenant = redis.call('HGET', state, 'tenant')
-  if tenant and tenant ~= '' then redis.call('ZREM', base .. ':tenant:' .. lane .. ':' .. tenant, res) end
-end
-
 if #ARGV > 5 then
   for i = 6, #ARGV, 2 do
     local res, version = ARGV[i], ARGV[i + 1]
@@ -49,20 +44,27 @@ end
 
 local token = tick()
 local rows = {}
-for _, res in ipairs(due) do
-  local state = base .. ':state:' .. res
-  local was_pending = redis.call('ZREM', pending, res)
-  redis.call('ZADD', claimed, now + lease, res)
-  redis.call('HSET', state, 'owner', token, 'built', text(now))
-  redis.call('PEXPIRE', state, KEEP)
-  unshare(state, res)
-  local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver', 'lost')
-  rows[#rows + 1] = {
-    res, seen[1] or '0', seen[2] or '0', seen[3] or '0', seen[4] or '0', seen[5] or '0', seen[6] or '', seen[7] or '0',
-    visible_until(res) > now and 1 or 0, was_pending, seen[8] or '0',
-  }
+if #due > 0 then
+  local was_pending, owned, ends = scores(pending, due), {}, text(now + lease)
+  for _, res in ipairs(due) do
+    owned[#owned + 1] = ends
+    owned[#owned + 1] = res
+  end
+  many('ZREM', pending, due)
+  many('ZADD', claimed, owned)
+  redis.call('PEXPIRE', claimed, KEEP)
+  for n, res in ipairs(due) do
+    local state = base .. ':state:' .. res
+    local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver', 'lost', 'tenant')
+    redis.call('HSET', state, 'owner', token, 'built', text(now))
+    redis.call('PEXPIRE', state, KEEP)
+    if seen[9] and seen[9] ~= '' then redis.call('ZREM', base .. ':tenant:' .. lane .. ':' .. seen[9], res) end
+    rows[n] = {
+      res, seen[1] or '0', seen[2] or '0', seen[3] or '0', seen[4] or '0', seen[5] or '0', seen[6] or '', seen[7] or '0',
+      visible_until(res) > now and 1 or 0, was_pending[n] and 1 or 0, seen[8] or '0',
+    }
+  end
 end
-if #rows > 0 then redis.call('PEXPIRE', claimed, KEEP) end
 local next_due = redis.call('ZRANGE', pending, 0, 0, 'WITHSCORES')
 local wait = next_due[2] and math.max(0, tonumber(next_due[2]) - now) or -1
 local bell = 0

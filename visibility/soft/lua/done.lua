@@ -4,20 +4,27 @@
 -- What is given back is pending again only if a change or a request is behind it; a reader's own build is not.
 local lane, token = ARGV[2], ARGV[3]
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
-local out, again, soon = {0}, false, false
+local out, over, again, soon = {0}, {}, false, false
 for i = 4, #ARGV, 5 do
   local res, gen, epoch, window, how = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4]
   local state = base .. ':state:' .. res
-  local seen = redis.call('HMGET', state, 'owner', 'gen', 'epoch', 'since2', 'built', 'ver', 'hot', 'forced', 'window')
+  local seen = redis.call('HMGET', state, 'owner', 'gen', 'epoch', 'since2', 'built', 'ver', 'hot', 'forced', 'window', 'waiting')
   if seen[1] ~= token then
     out[#out + 1] = 0
   else
-    redis.call('ZREM', claimed, res)
-    redis.call('HDEL', state, 'owner', 'since2', 'window')
-    if how == 'trust' or how == 'keep' then redis.call('HDEL', state, 'tries', 'nb', 'err', 'lost') end
-    if how ~= 'back' then redis.call('HDEL', state, 'since') end
-    if how ~= 'back' and (seen[2] or '0') == gen then
-      redis.call('HDEL', state, 'forced', 'hot', 'tries', 'nb', 'err', 'lost')
+    over[#over + 1] = res
+    local clean = how ~= 'back' and (seen[2] or '0') == gen
+    local gone = {'owner', 'since2', 'window'}
+    if how ~= 'back' then gone[#gone + 1] = 'since' end
+    if clean or how == 'trust' or how == 'keep' then
+      for _, name in ipairs({'tries', 'nb', 'err', 'lost'}) do gone[#gone + 1] = name end
+    end
+    if clean then
+      gone[#gone + 1] = 'forced'
+      gone[#gone + 1] = 'hot'
+    end
+    redis.call('HDEL', state, unpack(gone))
+    if clean then
       local till = visible_until(res)
       if how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch and till > now then
         redis.call('SET', base .. ':fresh:' .. res, seen[6], 'PX', till - now)
@@ -34,9 +41,10 @@ for i = 4, #ARGV, 5 do
       if due < now + 2000 then soon = true end
       out[#out + 1] = 2
     end
-    baton(res, token)
+    if seen[10] then baton(res, token) end
   end
 end
+many('ZREM', claimed, over)
 if again then redis.call('PEXPIRE', pending, KEEP) end
 if soon then out[1] = wake(lane) end
 return out

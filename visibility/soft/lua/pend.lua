@@ -1,5 +1,5 @@
--- Put resources into a lane. Args: lane, bound, share, tenant_rate, tenant_burst, then per item:
--- res, since, event, mode, front_window, hidden_window, tenant. Answers accepted, merged, wake, then (index, reason) of the shed.
+-- Put resources into a lane. Args: lane, bound, share, tenant_rate, tenant_burst, then groups of alike ones: since, event, mode,
+-- front_window, hidden_window, tenant, n, res × n. Answers accepted, merged, wake, then (index, reason) of the shed.
 -- mode: 0 changed, 1 changed and to be built though nobody watches, 2 nothing changed, build it anew (what stands may be served).
 local lane, bound, share = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local rate, burst = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -25,25 +25,40 @@ local function tenant_refuses(tenant)
   return nil
 end
 
-local n = 0
-for i = 7, #ARGV, 7 do
-  n = n + 1
-  local res, since, event, mode, front, hidden, tenant =
-    ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6]
+local names, groups = {}, {}
+local i = 7
+while i <= #ARGV do
+  local n = tonumber(ARGV[i + 6])
+  for j = i + 7, i + 6 + n do
+    names[#names + 1] = ARGV[j]
+    groups[#groups + 1] = i
+  end
+  i = i + 7 + n
+end
+local was_pending, was_claimed = scores(pending, names), scores(claimed, names)
+local first = ticks(math.max(1, #names))
+local new, sooner, untrusted, known = {}, {}, {}, {}
+for n, res in ipairs(names) do
+  local at = groups[n]
+  local since, event, mode, front, hidden, tenant =
+    tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), ARGV[at + 5]
   local state = base .. ':state:' .. res
-  local is_pending = redis.call('ZSCORE', pending, res)
-  local is_claimed = redis.call('ZSCORE', claimed, res)
+  -- Named twice in one call: it is pending by the first.
+  local is_pending, is_claimed = known[res] or was_pending[n], was_claimed[n]
   if is_claimed and tonumber(is_claimed) <= now then
     -- Its owner is gone; what was behind its claim waits again.
-    local owed = redis.call('HMGET', state, 'hot', 'forced', 'since2')
-    redis.call('ZREM', claimed, res)
-    redis.call('HDEL', state, 'owner', 'since2', 'window')
-    is_claimed, size = false, size - 1
-    if owed[1] or owed[2] then
-      redis.call('HINCRBY', state, 'lost', 1)
-      if owed[3] then redis.call('HSETNX', state, 'since', owed[3]) end
-      redis.call('ZADD', pending, now, res)
-      is_pending, size = text(now), size + 1
+    is_claimed = false
+    if redis.call('ZREM', claimed, res) == 1 then
+      local owed = redis.call('HMGET', state, 'hot', 'forced', 'since2')
+      redis.call('HDEL', state, 'owner', 'since2', 'window')
+      size = size - 1
+      if owed[1] or owed[2] then
+        redis.call('HINCRBY', state, 'lost', 1)
+        if owed[3] then redis.call('HSETNX', state, 'since', owed[3]) end
+        redis.call('ZADD', pending, now, res)
+        is_pending, size = text(now), size + 1
+        known[res] = is_pending
+      end
     end
   end
   local reason = nil
@@ -55,32 +70,41 @@ for i = 7, #ARGV, 7 do
     shed[#shed + 1] = reason
   else
     accepted = accepted + 1
-    if mode ~= '0' then redis.call('HSET', state, 'forced', '1') end
+    local age = is_claimed and 'since2' or 'since'
+    local seen = redis.call('HMGET', state, 'built', 'nb', 'window', age)
+    local set = {}
+    local function put(name, value)
+      set[#set + 1] = name
+      set[#set + 1] = value
+    end
+    if mode ~= '0' then put('forced', '1') end
     if mode ~= '2' then
-      redis.call('HSET', state, 'gen', tick(), 'hot', '1', 'ev', event)
-      redis.call('HSETNX', state, is_claimed and 'since2' or 'since', text(since))
-      redis.call('DEL', base .. ':fresh:' .. res)
+      put('gen', text(first + n - 1))
+      put('hot', '1')
+      put('ev', event)
+      if not seen[4] then put(age, text(since)) end
+      untrusted[#untrusted + 1] = base .. ':fresh:' .. res
     elseif is_claimed then
       -- The build under way may have read too early.
-      redis.call('HSET', state, 'gen', tick())
+      put('gen', text(first + n - 1))
     end
-    redis.call('PEXPIRE', state, KEEP)
     local window = front
     if hidden > front and mode == '0' and not alive('watchers', res) and not alive('holders', res) then window = hidden end
-    local seen = redis.call('HMGET', state, 'built', 'nb', 'window')
     if is_claimed then
       merged = merged + 1
-      if not seen[3] or tonumber(seen[3]) > window then redis.call('HSET', state, 'window', window) end
+      if not seen[3] or tonumber(seen[3]) > window then put('window', window) end
     else
       local due = math.max(now, tonumber(seen[1] or '0') + window, tonumber(seen[2] or '0'))
+      local list = is_pending and sooner or new
+      list[#list + 1] = text(due)
+      list[#list + 1] = res
+      known[res] = due
       if is_pending then
         merged = merged + 1
-        redis.call('ZADD', pending, 'LT', due, res)
       else
         size = size + 1
-        redis.call('ZADD', pending, due, res)
         -- It counts for the tenant that put it here, until it is claimed.
-        redis.call('HSET', state, 'tenant', tenant)
+        put('tenant', tenant)
         if tenant ~= '' then
           redis.call('ZADD', base .. ':tenant:' .. lane .. ':' .. tenant, due, res)
           redis.call('PEXPIRE', base .. ':tenant:' .. lane .. ':' .. tenant, KEEP)
@@ -88,8 +112,13 @@ for i = 7, #ARGV, 7 do
       end
       if due < now + 2000 then due_soon = true end
     end
+    if #set > 0 then redis.call('HSET', state, unpack(set)) end
+    redis.call('PEXPIRE', state, KEEP)
   end
 end
+if #new > 0 then redis.call('ZADD', pending, unpack(new)) end
+if #sooner > 0 then redis.call('ZADD', pending, 'LT', unpack(sooner)) end
+if #untrusted > 0 then redis.call('DEL', unpack(untrusted)) end
 if accepted > 0 then redis.call('PEXPIRE', pending, KEEP) end
 local woke = 0
 if due_soon then woke = wake(lane) end

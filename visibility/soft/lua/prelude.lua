@@ -8,14 +8,29 @@ local now = math.floor(now_us / 1000)
 
 local function text(n) return string.format('%.0f', n) end
 
--- A hybrid clock: max(last + 1, microseconds). Grows across a flush, fits in 53 bits.
-local function tick()
+-- A hybrid clock: max(last + 1, microseconds). Grows across a flush, fits in 53 bits. `ticks` takes so many at once, answers the first.
+local function ticks(count)
   local name = base .. ':seq'
   local last = tonumber(redis.call('GET', name) or '0')
   local n = now_us
   if last >= n then n = last + 1 end
-  redis.call('SET', name, text(n), 'PX', KEEP)
-  return text(n)
+  redis.call('SET', name, text(n + count - 1), 'PX', KEEP)
+  return n
+end
+
+local function tick() return text(ticks(1)) end
+
+-- One command for a long list, in slices that Lua can unpack; `scores` also gathers what it answers.
+local function many(command, name, list)
+  for from = 1, #list, 2000 do redis.call(command, name, unpack(list, from, math.min(from + 1999, #list))) end
+end
+
+local function scores(name, list)
+  local out = {}
+  for from = 1, #list, 2000 do
+    for _, score in ipairs(redis.call('ZMSCORE', name, unpack(list, from, math.min(from + 1999, #list)))) do out[#out + 1] = score end
+  end
+  return out
 end
 
 local function split(res)

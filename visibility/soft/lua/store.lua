@@ -1,10 +1,12 @@
 -- Store snapshots. Args: lane, token, then per item: res, ttl, soft_until, value. Answers 1, or 0 where refused (rule 7: owner and fence).
 local lane, token = ARGV[2], ARGV[3]
-local out = {}
+local out, names = {}, {}
+for i = 4, #ARGV, 4 do names[#names + 1] = ARGV[i] end
+local claims = scores(base .. ':claimed:' .. lane, names)
 for i = 4, #ARGV, 4 do
   local res, ttl, soft, value = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local state = base .. ':state:' .. res
-  local ends = redis.call('ZSCORE', base .. ':claimed:' .. lane, res)
+  local ends = claims[i / 4]
   local seen = redis.call('HMGET', state, 'owner', 'ver')
   local stored = 0
   local owns = seen[1] == token and ends and tonumber(ends) > now

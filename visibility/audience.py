@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
@@ -181,7 +182,8 @@ def narrow(queryset: models.QuerySet[Any], keys: Sequence[str]) -> set[str]:
     values = list(wanted)
     for start in range(0, len(values), CHUNK):
         part = queryset.filter(**{f"{column.name}__in": values[start : start + CHUNK]}).order_by()
-        found.update(str(value) for value in _values(part, column.name) if value is not None)
+        # Few rows: fetched at once. An iterator would open a cursor on the server, with statements of its own.
+        found.update(str(value) for value in _few(part, column.name) if value is not None)
     # A collation that ignores case finds more than was asked for.
     return found.intersection(keys)
 
@@ -195,6 +197,13 @@ def _values(queryset: models.QuerySet[Any], name: str) -> Iterator[Any]:
             # A union's column may bear a name that its first side has not: take the rows as they come.
             pass
     yield from (_first(row) for row in queryset.iterator(chunk_size=WALK))
+
+
+def _few(queryset: models.QuerySet[Any], name: str) -> list[Any]:
+    if not _gives_models(queryset) or name == "pk":
+        with suppress(FieldError):
+            return list(queryset.values_list(name, flat=True))
+    return [_first(row) for row in queryset]
 
 
 def _first(row: Any) -> Any:

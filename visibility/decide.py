@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +85,8 @@ class _Decision:
         self.plan, self.verdict, self.keep = plan, verdict, keep
         self.data_type, self.name = plan.data_type, plan.data_type.name
         self.away = self.flooded = False
+        # Found visible in this pass, after the scopes were marked: not looked at again.
+        self.seen: set[str] = set()
 
     def run(self) -> None:
         plan = self.plan
@@ -166,11 +168,15 @@ class _Decision:
         queryset = one.queryset
         if queryset is None or not audience.can_narrow(queryset):
             for chunk in self._walk(one):
-                yield from leases.visible_among(self.name, chunk)
+                among = leases.visible_among(self.name, chunk)
+                self.seen |= among
+                yield from among
                 self.keep()
             return
         if keys is not None:
-            yield from audience.narrow(queryset, keys)
+            among = audience.narrow(queryset, keys)
+            self.seen |= among
+            yield from among
             return
         # Many are visible: walk the audience, unless it turns out to be the larger side.
         seen: dict[str, None] = {}
@@ -195,17 +201,19 @@ class _Decision:
                 self._split(part, covered=covered)
             self.keep()
 
-    def _look(self, needs: Mapping[str, Need]) -> set[str]:
+    def _look(self, keys: Iterable[str]) -> set[str]:
         if self.away:
             return set()
         try:
-            return leases.visible_among(self.name, list(needs))
+            return leases.visible_among(self.name, list(keys))
         except RedisAway as error:
             self._put_off("redis", str(error))
             return set()
 
     def _split(self, needs: dict[str, Need], *, covered: bool) -> None:
-        visible = self._look(needs)
+        visible = self.seen.intersection(needs) if covered else set()
+        if len(visible) < len(needs):
+            visible |= self._look([key for key in needs if key not in visible])
         reach("gate.looked")
         self._pend({key: need for key, need in needs.items() if key in visible}, "visible")
         cold = {key: need for key, need in needs.items() if key not in visible}

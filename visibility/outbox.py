@@ -191,20 +191,18 @@ def _chunks(ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
 def finish(alias: str, ids: Sequence[UUID], decision: Mapping[str, Any], took_ms: float) -> None:
     """Note that a pass has done all that these events asked for."""
     connection = connections[alias]
-    if connection.vendor == "postgresql":
-        # One array instead of a parameter an id: half the time of the whole statement.
-        quote = connection.ops.quote_name
-        sql = (
-            f"UPDATE {quote(Event._meta.db_table)} SET processed_at = %s, outcome = %s, decision = %s::jsonb, took_ms = %s, "  # noqa: S608
-            "retry_at = NULL WHERE id = ANY(%s::uuid[])"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(sql, [timezone.now(), Event.Outcome.DONE.value, _encode(decision), took_ms, [str(pk) for pk in ids]])
-        return
-    for part in _chunks(ids):
-        Event.objects.using(alias).filter(pk__in=part).update(
-            processed_at=timezone.now(), outcome=Event.Outcome.DONE, decision=decision, took_ms=took_ms, retry_at=None
-        )
+    postgres, quote = connection.vendor == "postgresql", connection.ops.quote_name
+    head = f"UPDATE {quote(Event._meta.db_table)} SET processed_at = %s, outcome = %s, decision = "  # noqa: S608
+    head += f"{'%s::jsonb' if postgres else '%s'}, took_ms = %s, retry_at = NULL WHERE id "
+    values = [connection.ops.adapt_datetimefield_value(timezone.now()), Event.Outcome.DONE.value, _encode(decision), took_ms]
+    with connection.cursor() as cursor:
+        if postgres:
+            # One array instead of a parameter an id: half the time of the whole statement.
+            cursor.execute(f"{head} = ANY(%s::uuid[])", [*values, [str(pk) for pk in ids]])
+            return
+        for part in _chunks(ids):
+            keys = [str(pk) if connection.features.has_native_uuid_field else pk.hex for pk in part]
+            cursor.execute(f"{head} IN ({', '.join(['%s'] * len(keys))})", [*values, *keys])
 
 
 def leave(alias: str, ids: Sequence[UUID], decision: Mapping[str, Any], error: str, took_ms: float) -> None:

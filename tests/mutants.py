@@ -42,7 +42,7 @@ MUTANTS = {
     ),
     "look again": Mutant("visibility/decide.py", {"again = self._look(cold)": "again = set()"}, f"{RULES}2"),
     "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch and till": " and till"}, f"{RULES}3"),
-    "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh)": ""}, f"{RULES}3"),
+    "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh[k])": ""}, f"{RULES}3"),
     "trust compare": Mutant(f"{LUA}/trust.lua", {"(seen[1] or '') == gen and ": ""}, f"{RULES}3"),
     "stamp": Mutant(
         "visibility/dirty.py",
@@ -50,9 +50,16 @@ MUTANTS = {
         f"{RULES}4",
     ),
     "generation compare": Mutant(
-        f"{LUA}/done.lua", {"if how ~= 'back' and (seen[2] or '0') == gen then": "if how ~= 'back' then"}, f"{RULES}5"
+        f"{LUA}/done.lua", {"local clean = how ~= 'back' and (seen[2] or '0') == gen": "local clean = how ~= 'back'"}, f"{RULES}5"
     ),
-    "flag compare": Mutant("visibility/dirty.py", {"same |= Q(key=key, mark=seen[key].flag)": "same |= Q(key=key)"}, f"{RULES}6"),
+    "flag compare": Mutant(
+        "visibility/dirty.py",
+        {"same = [(key, seen[key].flag) for key in part]": 'same = list(table.filter(key__in=part).values_list("key", "mark"))'},
+        f"{RULES}6",
+    ),
+    "authorisation re-check": Mutant(
+        "visibility/proving.py", {"if name not in answer.allowed and": "if False and"}, "tests/test_access.py -k S8_the_hook"
+    ),
     "owner": Mutant(f"{LUA}/store.lua", {"local owns = seen[1] == token and ends and": "local owns = ends and"}, f"{RULES}7"),
     "claim lease": Mutant(f"{LUA}/store.lua", {" and ends and tonumber(ends) > now": ""}, f"{RULES}7"),
     "version check": Mutant(

@@ -47,8 +47,11 @@ def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
 def on_built(
     sender: str, resource: str, version: int | None, seconds: float, event_at: datetime | None = None, **kwargs: Any
 ) -> None:
-    since = event_at.timestamp() if event_at else None
-    trail.note(str(resource), "built", version=version, seconds=round(seconds, 4), event_at=since)
+    if trail.full():
+        metrics.count("notes_dropped")
+    else:
+        since = event_at.timestamp() if event_at else None
+        trail.note(str(resource), "built", version=version, seconds=round(seconds, 4), event_at=since)
     if log_build.isEnabledFor(logging.DEBUG):
         extra = {"data_type": sender, "resource": str(resource), "version": version, "seconds": seconds}
         log_build.debug("%s built, version %s, in %.3f s", resource, version, seconds, extra=extra)

@@ -10,7 +10,10 @@ import atexit
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NotRequired, TypedDict
 
@@ -27,6 +30,8 @@ AT_ONCE = 8
 # A build of more resources than this is told to everybody in one message, instead of to a group each.
 FEW = 16
 PACK = 500
+# So many messages of large batches may be on their way while their worker goes on.
+AHEAD = 4
 
 in_thread = database_sync_to_async
 
@@ -74,6 +79,7 @@ class _Sender:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.under_way: deque[Future[None]] = deque()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, name="visibility-push", daemon=True)
         self.thread.start()
@@ -84,11 +90,20 @@ class _Sender:
         # Closing the loop makes the layer close its connections.
         self.loop.close()
 
-    def send(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT + 1)
+    def send(self, work: Coroutine[Any, Any, None], *, wait: bool) -> None:
+        """Have it sent; without `wait`, while the caller goes on with what it does, unless `AHEAD` are on their way already."""
+        self.under_way.append(asyncio.run_coroutine_threadsafe(work, self.loop))
+        self.settle(0 if wait else AHEAD)
+
+    def settle(self, left: int = 0) -> None:
+        """Wait until at most so many are on their way."""
+        while len(self.under_way) > left:
+            self.under_way.popleft().result(TIMEOUT + 1)
 
     def stop(self) -> None:
         if self.pid == os.getpid() and self.thread.is_alive():
+            with suppress(Exception):
+                self.settle()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join(2)
 
@@ -124,6 +139,16 @@ def close() -> None:
         sender, _sender = _sender, None
     if sender is not None:
         sender.stop()
+
+
+def settle() -> None:
+    """Wait until all hints that this process has to send have left; before a job ends, whose process may end with it."""
+    sender = _sender
+    if sender is not None and sender.pid == os.getpid():
+        try:
+            sender.settle()
+        except Exception as error:
+            logger.warning("hints were not sent: %r", error)
 
 
 def publish(updates: Iterable[tuple[str, int]]) -> None:
@@ -170,7 +195,8 @@ def send(hints: Sequence[tuple[str, Hint]]) -> None:
         running = asyncio.get_running_loop()
     except RuntimeError:
         try:
-            _the_sender().send(asend(hints))
+            # Of a large batch the worker has more to do meanwhile; of a small one somebody waits for the frame.
+            _the_sender().send(asend(hints), wait=len(hints) <= FEW)
         except Exception as error:
             logger.warning("%d hints were not sent: %r", len(hints), error)
         return

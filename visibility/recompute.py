@@ -13,7 +13,7 @@ from uuid import uuid4
 import django_rq
 from rq import Queue
 
-from visibility import dirty, hygiene, metrics, pressure
+from visibility import dirty, hygiene, metrics, pressure, push
 from visibility.build import build_claimed, holding
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
@@ -96,6 +96,7 @@ def _begin() -> None:
 
 
 def _end() -> None:
+    push.settle()
     metrics.flush()
     hygiene.close_old()
 

@@ -19,17 +19,23 @@ from visibility.soft import inspect
 LENGTH = 20
 PER_FLUSH = 500
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _lock = threading.Lock()
 _notes: list[tuple[str, str]] = []
+
+
+def full() -> bool:
+    """Whether a note would be dropped now, so that none need be made."""
+    return len(_notes) >= PER_FLUSH
 
 
 def note(resource: str, kind: str, **detail: str | int | float | None) -> None:
     """Remember that this happened to a resource now. `kind` is a machine word; `detail` must be JSON."""
     # Looked at before the note is written out: under load most are dropped.
-    if len(_notes) >= PER_FLUSH:
+    if full():
         metrics.count("notes_dropped")
         return
-    entry = json.dumps({"at": round(time.time(), 3), "kind": kind, **detail}, separators=(",", ":"))
+    entry = _encode({"at": round(time.time(), 3), "kind": kind, **detail})
     with _lock:
         _notes.append((resource, entry))
     metrics.kick()

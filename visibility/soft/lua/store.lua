@@ -15,8 +15,8 @@ for i = 4, #ARGV, 4 do
     if tonumber(seen[2]) > tonumber(tick()) then redis.call('SET', base .. ':seq', seen[2], 'PX', KEEP) end
   elseif owns then
     redis.call('SET', base .. ':snap:' .. res, value, 'PX', ttl)
+    -- The claim has renewed the lifetime of the state.
     redis.call('HSET', state, 'ver', token, 'soft', soft)
-    redis.call('PEXPIRE', state, KEEP)
     stored = 1
   end
   out[#out + 1] = stored

@@ -8,8 +8,8 @@ local old = '(' .. text(now_us - keep * 1000)
 local gone = redis.call('ZREVRANGEBYSCORE', log, old, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
 if gone[2] then
   redis.call('ZREMRANGEBYSCORE', log, '-inf', old)
-  redis.call('SET', base .. ':access-floor', text(tonumber(gone[2])), 'PX', KEEP)
+  redis.call('SET', base .. ':access-floor', text(tonumber(gone[2])), 'PX', ARGV[1])
 end
-redis.call('SET', base .. ':access', number, 'PX', KEEP)
-redis.call('PEXPIRE', log, KEEP)
+redis.call('SET', base .. ':access', number, 'PX', ARGV[1])
+redis.call('PEXPIRE', log, ARGV[1])
 return number

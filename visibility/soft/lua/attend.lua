@@ -84,6 +84,6 @@ while i <= #ARGV do
 end
 if #ARGV > 6 then
   redis.call('PEXPIRE', members, keep)
-  if redis.call('PTTL', online) < KEEP / 2 then redis.call('PEXPIRE', online, KEEP) end
+  if redis.call('PTTL', online) < KEEP / 2 then redis.call('PEXPIRE', online, ARGV[1]) end
 end
 return out

@@ -1,3 +1,3 @@
 -- Somebody maintains.
-redis.call('SET', base .. ':maintained', text(now), 'PX', KEEP)
+redis.call('SET', base .. ':maintained', text(now), 'PX', ARGV[1])
 return now

@@ -45,19 +45,19 @@ end
 local token = tick()
 local rows = {}
 if #due > 0 then
-  local was_pending, owned, ends = scores(pending, due), {}, text(now + lease)
+  local was_pending, owned, ends, begun = scores(pending, due), {}, text(now + lease), text(now)
   for _, res in ipairs(due) do
     owned[#owned + 1] = ends
     owned[#owned + 1] = res
   end
   many('ZREM', pending, due)
   many('ZADD', claimed, owned)
-  redis.call('PEXPIRE', claimed, KEEP)
+  redis.call('PEXPIRE', claimed, ARGV[1])
   for n, res in ipairs(due) do
     local state = base .. ':state:' .. res
     local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver', 'lost', 'tenant')
-    redis.call('HSET', state, 'owner', token, 'built', text(now))
-    redis.call('PEXPIRE', state, KEEP)
+    redis.call('HSET', state, 'owner', token, 'built', begun)
+    redis.call('PEXPIRE', state, ARGV[1])
     if seen[9] and seen[9] ~= '' then redis.call('ZREM', base .. ':tenant:' .. lane .. ':' .. seen[9], res) end
     rows[n] = {
       res, seen[1] or '0', seen[2] or '0', seen[3] or '0', seen[4] or '0', seen[5] or '0', seen[6] or '', seen[7] or '0',

@@ -7,7 +7,7 @@ for i = 3, #ARGV do
   redis.call('DEL', base .. ':snap:' .. res, base .. ':fresh:' .. res)
   redis.call('HSET', state, 'gen', tick())
   redis.call('HDEL', state, 'owner')
-  redis.call('PEXPIRE', state, KEEP)
+  redis.call('PEXPIRE', state, ARGV[1])
   redis.call('ZREM', base .. ':claimed:' .. lane, res)
   if owner then baton(res, owner) end
 end

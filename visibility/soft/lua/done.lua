@@ -27,7 +27,7 @@ for i = 4, #ARGV, 5 do
     if clean then
       local till = visible_until(res)
       if how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch and till > now then
-        redis.call('SET', base .. ':fresh:' .. res, seen[6], 'PX', till - now)
+        redis.call('SET', base .. ':fresh:' .. res, seen[6], 'PX', text(till - now))
       end
       out[#out + 1] = 1
     elseif how == 'back' and not seen[7] and not seen[8] then
@@ -45,6 +45,6 @@ for i = 4, #ARGV, 5 do
   end
 end
 many('ZREM', claimed, over)
-if again then redis.call('PEXPIRE', pending, KEEP) end
+if again then redis.call('PEXPIRE', pending, ARGV[1]) end
 if soon then out[1] = wake(lane) end
 return out

@@ -6,7 +6,7 @@ for i = 5, #ARGV do
   local ends = redis.call('ZSCORE', claimed, res)
   if ends and tonumber(ends) > now and redis.call('HGET', base .. ':state:' .. res, 'owner') == token then
     redis.call('ZADD', claimed, now + lease, res)
-    redis.call('PEXPIRE', claimed, KEEP)
+    redis.call('PEXPIRE', claimed, ARGV[1])
   else
     lost[#lost + 1] = res
   end

@@ -19,7 +19,7 @@ for i = 4, #ARGV, 5 do
       redis.call('HSET', state, 'hot', '1')
       if seen[3] then redis.call('HSETNX', state, 'since', seen[3]) end
       redis.call('ZADD', base .. ':pending:' .. lane, 'NX', now + delay, res)
-      redis.call('PEXPIRE', base .. ':pending:' .. lane, KEEP)
+      redis.call('PEXPIRE', base .. ':pending:' .. lane, ARGV[1])
     else
       redis.call('HDEL', state, 'forced')
     end

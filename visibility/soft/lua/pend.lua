@@ -21,7 +21,7 @@ local function tenant_refuses(tenant)
   level = math.min(burst, tonumber(level or burst) + (now - tonumber(at or now)) * rate / 1000)
   if level < 1 then return 'tenant' end
   redis.call('HSET', bucket, 'level', tostring(level - 1), 'at', text(now))
-  redis.call('PEXPIRE', bucket, KEEP)
+  redis.call('PEXPIRE', bucket, ARGV[1])
   return nil
 end
 
@@ -37,7 +37,13 @@ while i <= #ARGV do
 end
 local was_pending, was_claimed = scores(pending, names), scores(claimed, names)
 local first = ticks(math.max(1, #names))
-local new, sooner, untrusted, known = {}, {}, {}, {}
+local new, sooner, untrusted, known, set = {}, {}, {}, {}, {}
+
+local function put(name, value)
+  set[#set + 1] = name
+  set[#set + 1] = value
+end
+
 for n, res in ipairs(names) do
   local at = groups[n]
   local since, event, mode, front, hidden, tenant =
@@ -72,11 +78,7 @@ for n, res in ipairs(names) do
     accepted = accepted + 1
     local age = is_claimed and 'since2' or 'since'
     local seen = redis.call('HMGET', state, 'built', 'nb', 'window', age)
-    local set = {}
-    local function put(name, value)
-      set[#set + 1] = name
-      set[#set + 1] = value
-    end
+    set = {}
     if mode ~= '0' then put('forced', '1') end
     if mode ~= '2' then
       put('gen', text(first + n - 1))
@@ -107,19 +109,19 @@ for n, res in ipairs(names) do
         put('tenant', tenant)
         if tenant ~= '' then
           redis.call('ZADD', base .. ':tenant:' .. lane .. ':' .. tenant, due, res)
-          redis.call('PEXPIRE', base .. ':tenant:' .. lane .. ':' .. tenant, KEEP)
+          redis.call('PEXPIRE', base .. ':tenant:' .. lane .. ':' .. tenant, ARGV[1])
         end
       end
       if due < now + 2000 then due_soon = true end
     end
     if #set > 0 then redis.call('HSET', state, unpack(set)) end
-    redis.call('PEXPIRE', state, KEEP)
+    redis.call('PEXPIRE', state, ARGV[1])
   end
 end
 if #new > 0 then redis.call('ZADD', pending, unpack(new)) end
 if #sooner > 0 then redis.call('ZADD', pending, 'LT', unpack(sooner)) end
 if #untrusted > 0 then redis.call('DEL', unpack(untrusted)) end
-if accepted > 0 then redis.call('PEXPIRE', pending, KEEP) end
+if accepted > 0 then redis.call('PEXPIRE', pending, ARGV[1]) end
 local woke = 0
 if due_soon then woke = wake(lane) end
 return {accepted, merged, woke, shed}

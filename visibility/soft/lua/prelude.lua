@@ -14,7 +14,7 @@ local function ticks(count)
   local last = tonumber(redis.call('GET', name) or '0')
   local n = now_us
   if last >= n then n = last + 1 end
-  redis.call('SET', name, text(n + count - 1), 'PX', KEEP)
+  redis.call('SET', name, text(n + count - 1), 'PX', ARGV[1])
   return n
 end
 

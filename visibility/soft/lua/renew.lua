@@ -56,7 +56,7 @@ while i <= #ARGV do
         if before[k] then lapsed = 1 end
         local state = base .. ':state:' .. typ .. ':' .. key
         redis.call('HSET', state, 'epoch', tick())
-        redis.call('PEXPIRE', state, KEEP)
+        redis.call('PEXPIRE', state, ARGV[1])
         redis.call('DEL', fresh[k])
         versions[k] = false
       end

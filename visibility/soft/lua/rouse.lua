@@ -2,5 +2,5 @@
 local lane = ARGV[2]
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
 if redis.call('ZCOUNT', pending, '-inf', now + 2000) + redis.call('ZCOUNT', claimed, '-inf', now) == 0 then return 0 end
-redis.call('PEXPIRE', pending, KEEP)
+redis.call('PEXPIRE', pending, ARGV[1])
 return wake(lane)

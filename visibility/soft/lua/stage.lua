@@ -2,5 +2,5 @@
 local name = base .. ':stage:' .. ARGV[2]
 local held = redis.call('GET', name) or 'normal'
 if held ~= ARGV[3] then return 0 end
-redis.call('SET', name, ARGV[4], 'PX', KEEP)
+redis.call('SET', name, ARGV[4], 'PX', ARGV[1])
 return held ~= ARGV[4] and 1 or 0

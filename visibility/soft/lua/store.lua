@@ -12,7 +12,7 @@ for i = 4, #ARGV, 4 do
   local owns = seen[1] == token and ends and tonumber(ends) > now
   if owns and tonumber(seen[2] or '0') >= tonumber(token) then
     -- The clock fell behind what it once gave (a failover): the next token is above it.
-    if tonumber(seen[2]) > tonumber(tick()) then redis.call('SET', base .. ':seq', seen[2], 'PX', KEEP) end
+    if tonumber(seen[2]) > tonumber(tick()) then redis.call('SET', base .. ':seq', seen[2], 'PX', ARGV[1]) end
   elseif owns then
     redis.call('SET', base .. ':snap:' .. res, value, 'PX', ttl)
     -- The claim has renewed the lifetime of the state.

@@ -4,6 +4,6 @@ for i = 3, #ARGV, 2 do
   local name = base .. ':trail:' .. ARGV[i]
   redis.call('LPUSH', name, ARGV[i + 1])
   redis.call('LTRIM', name, 0, last)
-  redis.call('PEXPIRE', name, KEEP)
+  redis.call('PEXPIRE', name, ARGV[1])
 end
 return #ARGV

@@ -26,7 +26,7 @@ from visibility.soft import leases, pending
 from visibility.soft.pending import Item
 
 LIMITS = {SimpleWorker: 50.0, Worker: 150.0}
-KEYS = 3_000
+KEYS = 8_000
 JOBS = {SimpleWorker: 150, Worker: 50}
 
 

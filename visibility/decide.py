@@ -160,8 +160,13 @@ class _Decision:
     @staticmethod
     def _join(needs: dict[str, Need], key: str, need: Need) -> None:
         if key not in needs:
-            needs[key] = Need()
-        needs[key].join(need)
+            needs[key] = need
+            return
+        # The one that is there may be that of other keys, too.
+        joined = Need()
+        joined.join(needs[key])
+        joined.join(need)
+        needs[key] = joined
 
     def _overlap(self, one: Found, count: int, keys: list[str] | None) -> Iterator[str]:
         """The keys of an audience that may be visible."""
@@ -247,7 +252,7 @@ class _Decision:
             self._mark(needs, "redis")
             return
         reach("gate.pended")
-        wake(self.lane.name, done.wake)
+        wake(self.lane.name, done.wake, done.idle)
         verdict.hot += done.accepted
         verdict.merged += done.merged
         verdict.reasons[why] += done.accepted

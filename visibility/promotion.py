@@ -36,7 +36,7 @@ def pend_behind(data_type: DataType, lane: Lane, since: dict[str, int]) -> int:
     window, hidden = pressure.window(data_type), data_type.background or 0.0
     items = [Item(f"{data_type.name}:{key}", ms, window=window, hidden_window=hidden) for key, ms in since.items()]
     done = pending.pend(lane, items)
-    wake(lane.name, done.wake)
+    wake(lane.name, done.wake, done.idle)
     return done.accepted
 
 

@@ -47,7 +47,12 @@ def enqueue(name: str, function: str, *args: Any, hint: str) -> None:
     """Enqueue a job now. `hint` begins its id, so that a look at the queue tells what waits there."""
     timeout = int(2 * settings.BUILD_TIMEOUT) + 60
     job_id = f"{hint}{uuid4().hex}"
-    queue(name).enqueue_call(function, args=args, result_ttl=0, failure_ttl=60, timeout=timeout, job_id=job_id)
+    found = queue(name)
+    # All that RQ writes for a job goes out at once; a queue that runs its jobs in the caller's process takes no pipeline.
+    pipe = found.connection.pipeline() if found.is_async else None
+    found.enqueue_call(function, args=args, result_ttl=0, failure_ttl=60, timeout=timeout, job_id=job_id, pipeline=pipe)
+    if pipe is not None:
+        pipe.execute()
 
 
 def _hint(lane: str, shard: int) -> str:
@@ -59,10 +64,10 @@ def _peek(name: str) -> list[str]:
     return [str(job_id) for job_id in queue(name).get_job_ids(0, PEEK)]
 
 
-def enqueue_drain(lane: str, shard: int) -> None:
-    """One job "drain this lane", unless one waits already."""
+def enqueue_drain(lane: str, shard: int, *, look: bool = True) -> None:
+    """One job "drain this lane", unless one waits already; `look` for that."""
     name, hint = settings.lane(lane).queue, _hint(lane, shard)
-    if not any(job_id.startswith(hint) for job_id in _peek(name)):
+    if not look or not any(job_id.startswith(hint) for job_id in _peek(name)):
         enqueue(name, "visibility.recompute.drain", lane, shard, hint=hint)
 
 

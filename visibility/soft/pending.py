@@ -33,12 +33,16 @@ class Item(NamedTuple):
 
 
 class Pended(NamedTuple):
-    """Outcome: items taken, those of them that joined an entry already there, shed ones with reasons, shards to wake."""
+    """Outcome: items taken, those of them that joined an entry already there, shed ones with reasons, shards to wake.
+
+    `idle`: shards of those where nothing was pending or claimed before, so that no drain is waiting in the queue.
+    """
 
     accepted: int
     merged: int
     shed: list[tuple[str, str]]
     wake: list[int]
+    idle: Collection[int] = ()
 
 
 class Claimed(NamedTuple):
@@ -152,11 +156,15 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
     bound = max(1, lane.bound // parts)
     head = [lane.name, bound, max(1, int(bound * lane.share)), per_tenant / parts, max(1.0, burst / parts)]
     groups: dict[int, list[Item]] = {}
-    for item in items:
-        groups.setdefault(shard_of(item.resource), []).append(item)
+    if parts == 1:
+        groups[0] = list(items)
+    else:
+        for item in items:
+            groups.setdefault(shard_of(item.resource), []).append(item)
     accepted = merged = 0
     shed: list[tuple[str, str]] = []
     wake: set[int] = set()
+    idle: set[int] = set()
     for shard, group in groups.items():
         for start in range(0, len(group), CHUNK):
             alike: dict[tuple[Any, ...], list[str]] = {}
@@ -169,8 +177,10 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
             accepted, merged = accepted + taken, merged + joined
             if woke:
                 wake.add(shard)
+            if woke == 2:
+                idle.add(shard)
             shed += [(names[n - 1], why.decode()) for n, why in zip(refused[::2], refused[1::2], strict=True)]
-    return Pended(accepted, merged, shed, sorted(wake))
+    return Pended(accepted, merged, shed, sorted(wake), idle)
 
 
 def _claimed(row: list[Any]) -> Claimed:

@@ -1,10 +1,12 @@
 -- Put resources into a lane. Args: lane, bound, share, tenant_rate, tenant_burst, then groups of alike ones: since, event, mode,
--- front_window, hidden_window, tenant, n, res × n. Answers accepted, merged, wake, then (index, reason) of the shed.
+-- front_window, hidden_window, tenant, n, res × n. Answers accepted, merged, wake (2: and nothing was
+-- pending or claimed before, so no drain can be waiting), then (index, reason) of the shed.
 -- mode: 0 changed, 1 changed and to be built though nobody watches, 2 nothing changed, build it anew (what stands may be served).
 local lane, bound, share = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local rate, burst = tonumber(ARGV[5]), tonumber(ARGV[6])
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
 local size = redis.call('ZCARD', pending) + redis.call('ZCARD', claimed)
+local idle = size == 0
 local accepted, merged, due_soon, shed = 0, 0, false, {}
 
 local function alive(role, res)
@@ -115,7 +117,8 @@ for n, res in ipairs(names) do
       if due < now + 2000 then due_soon = true end
     end
     if #set > 0 then redis.call('HSET', state, unpack(set)) end
-    redis.call('PEXPIRE', state, ARGV[1])
+    -- A build renews the lifetime, too.
+    if not seen[1] or now - tonumber(seen[1]) > KEEP / 2 then redis.call('PEXPIRE', state, ARGV[1]) end
   end
 end
 if #new > 0 then redis.call('ZADD', pending, unpack(new)) end
@@ -124,4 +127,5 @@ if #untrusted > 0 then redis.call('DEL', unpack(untrusted)) end
 if accepted > 0 then redis.call('PEXPIRE', pending, ARGV[1]) end
 local woke = 0
 if due_soon then woke = wake(lane) end
+if woke == 1 and idle then woke = 2 end
 return {accepted, merged, woke, shed}

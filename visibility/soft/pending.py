@@ -6,7 +6,7 @@ ends by `done` or `fail` from its owner, or by its lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from visibility.conf import Lane, settings

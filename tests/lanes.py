@@ -11,8 +11,10 @@ from tests.support import servers, wait_for
 from tests.support.processes import Process
 from visibility import recompute
 from visibility.conf import settings
-from visibility.soft import leases, pending
-from visibility.soft.pending import Claim, Item, Look, Pended
+from visibility.soft import claims, leases, levels, looks, pending
+from visibility.soft.claims import Claim
+from visibility.soft.looks import Look
+from visibility.soft.pending import Item, Pended
 
 
 def watch(*resources: str, member: str = "1/tab", kind: str = "watch", seconds: float = 60) -> None:
@@ -46,7 +48,7 @@ def claim(lane: str = "hot", limit: int = 100, lease: float = 15, n: int = 1) ->
     found: list[Claim] = []
 
     def due() -> bool:
-        found[:] = [pending.claim(lane, 0, limit, lease)]
+        found[:] = [claims.claim(lane, 0, limit, lease)]
         return len(found[0].rows) >= n
 
     wait_for(due, 5, "something is due")
@@ -54,7 +56,7 @@ def claim(lane: str = "hot", limit: int = 100, lease: float = 15, n: int = 1) ->
 
 
 def look(resource: str, lane: str = "hot") -> Look:
-    return pending.look(lane, [resource])[resource]
+    return looks.look(lane, [resource])[resource]
 
 
 def drain(lane: str = "hot") -> int:
@@ -67,7 +69,7 @@ def drain_all(lane: str = "hot", seconds: float = 20) -> None:
 
     def empty() -> bool:
         recompute.drain(lane, 0)
-        state = pending.lane_state(lane)
+        state = levels.lane_state(lane)
         return not state.pending and not state.claimed
 
     wait_for(empty, seconds, f"lane {lane} is empty")

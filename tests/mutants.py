@@ -30,7 +30,7 @@ LUA = "visibility/soft/lua"
 RULES = "tests/test_rules.py -k rule_"
 MUTANTS = {
     "lease first": Mutant(
-        "visibility/watching.py",
+        "visibility/sockets/watching.py",
         {
             'renewed = await leases.arenew(wanted)\n            reach("watch.leased")\n': (
                 "self.early = await look.alook([one.resource for one in wanted])\n"
@@ -40,7 +40,7 @@ MUTANTS = {
         },
         f"{RULES}1",
     ),
-    "look again": Mutant("visibility/decide.py", {"again = self._look(cold)": "again = set()"}, f"{RULES}2"),
+    "look again": Mutant("visibility/gate/decide.py", {"again = self._look(cold)": "again = set()"}, f"{RULES}2"),
     "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch and till": " and till"}, f"{RULES}3"),
     "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh[k])": ""}, f"{RULES}3"),
     "trust compare": Mutant(f"{LUA}/trust.lua", {"(seen[1] or '') == gen and ": ""}, f"{RULES}3"),
@@ -58,7 +58,9 @@ MUTANTS = {
         f"{RULES}6",
     ),
     "authorisation re-check": Mutant(
-        "visibility/proving.py", {"if name not in answer.allowed and": "if False and"}, "tests/test_access.py -k S8_the_hook"
+        "visibility/sockets/proving.py",
+        {"if name not in answer.allowed and": "if False and"},
+        "tests/test_access.py -k S8_the_hook",
     ),
     "owner": Mutant(f"{LUA}/store.lua", {"local owns = seen[1] == token and ends and": "local owns = ends and"}, f"{RULES}7"),
     "claim lease": Mutant(f"{LUA}/store.lua", {" and ends and tonumber(ends) > now": ""}, f"{RULES}7"),

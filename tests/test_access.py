@@ -22,10 +22,11 @@ from tests.app.models import Counter, Room
 from tests.support import await_for
 from tests.support.local import Sockets, draining
 from tests.support.sockets import Tab, session_for
-from visibility import access, frames
+from visibility import access
 from visibility.access import Asking, judge, may_watch, recheck
 from visibility.datatypes import registry
-from visibility.hub import hub_here
+from visibility.sockets import frames
+from visibility.sockets.hub import hub_here
 from visibility.soft import leases, sessions
 from visibility.users import session_store, user_key
 

@@ -12,22 +12,21 @@ import pytest
 import redis as redis_py
 from django.db import OperationalError
 from django.test import override_settings
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.lanes import change, claim, drain, drain_all, look, pend, watch
 from tests.support import wait_for
 from tests.support.probe import builds, order
-from visibility import build, dirty, points, processes, push
-from visibility.build import backoff, build_claimed, holding, run_build
+from visibility import build, dirty, points, push
+from visibility.build import backoff, build_claimed, holding, processes, run_build
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import BadSnapshot, BuildTimeout
 from visibility.models import DirtyFlag, Summary
 from visibility.read import read
 from visibility.signals import snapshot_built
-from visibility.soft import pending, snapshots
-from visibility.soft.pending import Claim
+from visibility.soft import claims, snapshots
+from visibility.soft.claims import Claim
 
 LANE = "hot"
 
@@ -268,7 +267,7 @@ def test_a_long_build_keeps_its_claim(transactional_db: None, probes: Path) -> N
         wait_for(lambda: builds("a"), 5, "the build runs")
         first = look("probe:a").claim_ms or 0
         wait_for(lambda: (look("probe:a").claim_ms or 0) > first + 600, 5, "the claim outlived its lease")
-        assert pending.claim(LANE, 0, 10, 15).rows == []
+        assert claims.claim(LANE, 0, 10, 15).rows == []
         order("a", value=1)
         thread.join(10)
     assert built("probe:a") == 1
@@ -284,7 +283,7 @@ def test_J9_a_claim_that_was_lost_on_the_way_stores_nothing(transactional_db: No
     wait_for(lambda: builds("a"), 5, "the build runs")
     redis.zadd("{vis:0}:claimed:hot", {"probe:a": 1})
     other = claim()
-    pending.store(LANE, other, [("probe:a", 60_000, other.now_ms + 60_000, _packed(other, b'"newer"'))])
+    claims.store(LANE, other, [("probe:a", 60_000, other.now_ms + 60_000, _packed(other, b'"newer"'))])
     order("a", value="older")
     thread.join(10)
     assert built("probe:a") == "newer"

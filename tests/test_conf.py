@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from visibility.conf import DEFAULTS, Lane
-from visibility.conf import settings as visibility
+from visibility.conf import DEFAULTS, Lane, settings as visibility
 
 
 def with_settings(**values: Any) -> override_settings:

@@ -22,11 +22,12 @@ from tests.support import await_for, servers
 from tests.support.fuzz import random_frame
 from tests.support.local import Sockets, achange, draining, no_traceback
 from tests.support.sockets import Tab, session_for
-from visibility import frames, metrics
 from visibility.datatypes import registry
-from visibility.hub import hub_here
+from visibility.insight import metrics
 from visibility.presence import asweep, drop
-from visibility.soft import leases, pending
+from visibility.sockets import frames
+from visibility.sockets.hub import hub_here
+from visibility.soft import leases, looks
 from visibility.soft.client import close
 from visibility.soft.inspect import total_fields
 from visibility.soft.leases import Watch
@@ -302,7 +303,7 @@ async def test_S2_a_lost_hint_costs_at_most_a_heartbeat(
 
 
 async def _version_is_newer(tab: Tab, resource: str) -> bool:
-    seen = (await pending.alook("hot", [resource]))[resource]
+    seen = (await looks.alook("hot", [resource]))[resource]
     return seen.version > tab.last[resource]["version"]
 
 

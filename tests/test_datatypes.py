@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.app import visibility as declared
 from tests.app.models import Counter, Follow, Post
@@ -24,8 +23,8 @@ from visibility.datatypes import (
     data_type_of,
     on,
     parse_resource,
+    registry as the_registry,
 )
-from visibility.datatypes import registry as the_registry
 from visibility.exceptions import BadDeclaration, BadResource, UnknownDataType, VisibilityError
 
 

@@ -14,8 +14,10 @@ import pytest
 
 import visibility.datatypes
 from tests.app import models
-from visibility import conf, frames, signals, sources
+from visibility import conf, signals
 from visibility.datatypes import registry
+from visibility.events import sources
+from visibility.sockets import frames
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -17,16 +17,17 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from tests.conftest import Live
+from tests.insight.test_rollup import write
 from tests.lanes import claim, pend, watch
 from tests.support import wait_for
 from tests.support.probe import order, probes  # noqa: F401
-from tests.test_rollup import write
-from visibility import dirty, doctor, metrics, points, pressure, recompute
+from visibility import dirty, doctor, points, pressure, recompute
 from visibility.build import build_claimed, holding
 from visibility.conf import settings as ours
 from visibility.datatypes import registry
 from visibility.doctor import CRITICAL, WARNING, Finding, data, engine, examine, exit_code, lanes, place, soft, traffic
-from visibility.histogram import bucket_of
+from visibility.insight import metrics
+from visibility.insight.histogram import bucket_of
 from visibility.models import Event, FreshnessSLO
 from visibility.read import read
 from visibility.soft import client, upkeep

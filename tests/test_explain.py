@@ -13,10 +13,11 @@ from django.utils import translation
 from tests.app.models import Follow, Post
 from tests.lanes import change, claim, drain, pend, watch
 from tests.support import wait_for
-from visibility import dirty, metrics, reasons
+from visibility import dirty
+from visibility.events.external import emit
 from visibility.exceptions import BadResource, UnknownDataType
 from visibility.explain import Explanation, aexplain, explain
-from visibility.external import emit
+from visibility.insight import metrics, reasons
 from visibility.read import read
 from visibility.soft import client, leases
 

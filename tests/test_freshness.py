@@ -9,12 +9,13 @@ import pytest
 import redis as redis_py
 from django.utils import timezone
 
-from tests.test_rollup import write
-from visibility import freshness, metrics, rollup
+from tests.insight.test_rollup import write
+from visibility import freshness
 from visibility.datatypes import registry
 from visibility.freshness import AlertRule, Burn, judge, rules_for
-from visibility.histogram import Histogram, bucket_of
-from visibility.metrics import Figures
+from visibility.insight import metrics, rollup
+from visibility.insight.histogram import Histogram, bucket_of
+from visibility.insight.metrics import Figures
 from visibility.models import DirtyFlag, FreshnessSLO, Rollup
 from visibility.signals import slo_alert
 

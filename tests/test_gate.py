@@ -30,8 +30,9 @@ from tests.support.declared import (
     waiting,
     watch,
 )
-from visibility import dirty, gate, outbox, points, pressure, rebuild, recompute, testing
+from visibility import dirty, gate, points, pressure, recompute, testing
 from visibility.datatypes import Audience, Change, DataType, Hidden, on
+from visibility.events import outbox, rebuild
 from visibility.models import DirtyFlag, Event, ScopeMark, Summary
 from visibility.read import read
 from visibility.signals import event_processed
@@ -103,8 +104,8 @@ def test_a_queryset_is_narrowed_from_either_side(ann: User, watching: int, monke
 
 
 def test_the_visible_side_is_taken_when_the_audience_turns_out_larger(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visibility.decide.FEW", 2)
-    monkeypatch.setattr("visibility.audience.WALK", 4)
+    monkeypatch.setattr("visibility.gate.decide.FEW", 2)
+    monkeypatch.setattr("visibility.events.audience.WALK", 4)
     fans = fans_of(ann, 40)
     watch("feed:1000000", *(f"feed:{key}" for key in fans[:5]))
     Post.objects.create(author=ann, text="x")

@@ -19,9 +19,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 from django.db import transaction
-from hypothesis import HealthCheck, Phase
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.app.models import Counter
@@ -33,7 +31,7 @@ from visibility.models import AppliedVersion, DirtyFlag, Event, ScopeMark, Summa
 from visibility.promotion import promote
 from visibility.read import read
 from visibility.recompute import work
-from visibility.soft import leases, pending, snapshots
+from visibility.soft import claims, leases, looks, snapshots
 
 KEYS = ("a", "b")
 TABS = ("1/one", "1/two", "2/three")
@@ -164,7 +162,7 @@ class Histories(RuleBasedStateMachine):
     def drain(self) -> None:
         """One batch; what is not due yet is made so, which no clock can tell from waiting."""
         self._due()
-        owned = pending.claim("hot", 0, 10, 15)
+        owned = claims.claim("hot", 0, 10, 15)
         if owned.rows:
             work(settings.lane("hot"), owned)
 
@@ -283,14 +281,14 @@ class Histories(RuleBasedStateMachine):
         for _ in range(20):
             promote()
             self._due()
-            owned = pending.claim("hot", 0, 10, 15)
+            owned = claims.claim("hot", 0, 10, 15)
             if not owned.rows:
                 break
             work(settings.lane("hot"), owned)
             self.expire_claims()
         data_type = registry.get("counter")
         for key in KEYS:
-            seen = pending.look("hot", [f"counter:{key}"])[f"counter:{key}"]
+            seen = looks.look("hot", [f"counter:{key}"])[f"counter:{key}"]
             stored = snapshots.unpack(seen.raw, data_type.schema)
             stands = marks(data_type, [key])[key]
             if stored is not None and stands.same(stored.stamp) and not seen.pending:

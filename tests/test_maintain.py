@@ -24,8 +24,7 @@ from visibility import dirty, gate, maintain, pressure, promotion
 from visibility.conf import settings
 from visibility.models import AppliedVersion, DirtyFlag, Event, NaturalKey, ScopeMark
 from visibility.signals import became_hidden
-from visibility.soft import client as soft_client
-from visibility.soft import leases, upkeep
+from visibility.soft import client as soft_client, leases, upkeep
 
 NAMES = {"lanes", "promote", "presence", "outbox", "audit", "precompute", "freshness", "prune"}
 

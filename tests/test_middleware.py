@@ -14,8 +14,8 @@ from django.db import OperationalError
 
 from tests.support.local import LocalSocket, Sockets
 from tests.support.sockets import session_for
-from visibility import frames
 from visibility.middleware import own_origin
+from visibility.sockets import frames
 from visibility.users import users_of
 
 pytestmark = [pytest.mark.django_db(transaction=True)]

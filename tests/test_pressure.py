@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import redis as redis_py
 from django.test import override_settings
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import visibility
 from tests.app.models import Counter
 from tests.lanes import claim, drain, look, pend, watch
 from tests.support import servers, wait_for
-from visibility import dirty, metrics, points, pressure, promotion
+from visibility import dirty, points, pressure, promotion
 from visibility.conf import settings
 from visibility.datatypes import registry
+from visibility.insight import metrics
 from visibility.pressure import BEGINS, ENDS, Stage, judge
 from visibility.read import read
 from visibility.signals import pressure_changed
-from visibility.soft import leases, pending, snapshots
+from visibility.soft import claims, leases, levels, looks, snapshots
 
 FULL = st.floats(0, 2)
 LATE = st.floats(0, 20)
@@ -114,10 +114,10 @@ def test_a_lane_fills_and_empties_through_the_stages(db: None, probes: Path, tol
         assert now_stage() is Stage.FLOODED
         owned = claim(limit=25, n=25)
         assert now_stage() is Stage.FLOODED
-        pending.done("hot", owned, [pending.Done(row, "drop") for row in owned.rows])
+        claims.done("hot", owned, [claims.Done(row, "drop") for row in owned.rows])
         assert now_stage() is Stage.FLOODED
         owned = claim(limit=10, n=10)
-        pending.done("hot", owned, [pending.Done(row, "drop") for row in owned.rows])
+        claims.done("hot", owned, [claims.Done(row, "drop") for row in owned.rows])
         assert now_stage() is Stage.PRESSED
         drain()
         assert now_stage() is Stage.NORMAL
@@ -277,7 +277,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
         def measure(name: str) -> None:
             nonlocal deepest
             if name in ("gate.pended", "drain.claimed", "build.done", "maintain.promote"):
-                state = pending.lane_state("hot")
+                state = levels.lane_state("hot")
                 deepest = max(deepest, state.pending + state.claimed)
 
         points.hook = measure
@@ -291,7 +291,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
                 pressure.forget()
                 promotion.promote()
                 drain()
-                return not pending.lane_state("hot").pending and not dirty.oldest("counter", 1)
+                return not levels.lane_state("hot").pending and not dirty.oldest("counter", 1)
 
             wait_for(quiet, 60 + total / 200, "all right in the end")
         finally:
@@ -299,9 +299,9 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
         assert 0 < deepest <= bound
         for start in range(0, total, 2_000):
             part = keys[start : start + 2_000]
-            looks = pending.look("hot", [f"counter:{key}" for key in part])
+            found = looks.look("hot", [f"counter:{key}" for key in part])
             for key in part:
-                one = snapshots.unpack(looks[f"counter:{key}"].raw, 1)
+                one = snapshots.unpack(found[f"counter:{key}"].raw, 1)
                 assert one is not None and snapshots.json.loads(one.body) == {"value": int(key[1:])}, key
 
 

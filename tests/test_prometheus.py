@@ -13,8 +13,8 @@ from django.test import RequestFactory
 
 from tests.lanes import pend, watch
 from tests.support import need
-from visibility import metrics
-from visibility.catalogue import CATALOGUE, COUNTER, SECONDS
+from visibility.insight import metrics
+from visibility.insight.catalogue import CATALOGUE, COUNTER, SECONDS
 from visibility.models import FreshnessSLO
 from visibility.soft import client
 

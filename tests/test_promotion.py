@@ -22,7 +22,7 @@ from visibility import dirty, pressure, promotion
 from visibility.conf import settings
 from visibility.models import DirtyFlag
 from visibility.read import read
-from visibility.soft import pending
+from visibility.soft import levels, looks
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_promoted_twice_at_once_it_waits_once(transactional_db: None, probes: Pa
         thread.start()
     for thread in threads:
         thread.join()
-    assert pending.lane_state("hot").pending == 50
+    assert levels.lane_state("hot").pending == 50
 
 
 def _in_thread(step: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_scope_s_mark_is_found_by_the_audit(feed: str) -> None:
     Post.objects.bulk_create([Post(author=author, text="hello")])
     dirty.mark_scopes("feed", {f"author:{author.pk}": 1})
     # The gate distrusts what it leaves to others.
-    pending.distrust([f"feed:{feed}"])
+    looks.distrust([f"feed:{feed}"])
     assert promotion.promote() == 0
     assert promotion.audit() == 1
     drain()
@@ -135,7 +135,7 @@ def test_a_scope_s_mark_is_found_by_the_audit(feed: str) -> None:
 
 
 def test_the_audit_trusts_what_is_current(feed: str, django_assert_num_queries: Any) -> None:
-    pending.distrust([f"feed:{feed}"])
+    looks.distrust([f"feed:{feed}"])
     assert promotion.audit() == 0
     assert look(f"feed:{feed}").fresh
     with django_assert_num_queries(0):
@@ -148,7 +148,7 @@ def test_the_audit_walks_through_all_of_them(transactional_db: None, probes: Pat
     keys = [f"k{n}" for n in range(300)]
     watch(*[f"probe:{key}" for key in keys])
     visibility.read_many("probe", keys)
-    pending.distrust([f"probe:{key}" for key in keys])
+    looks.distrust([f"probe:{key}" for key in keys])
     for key in keys:
         if key.endswith("7"):
             # The flag moved and was cleared by somebody whose snapshot is gone.

@@ -20,7 +20,7 @@ from tests.support import await_for, wait_for
 from tests.support.local import Sockets, draining
 from tests.support.sockets import Tab
 from visibility import push
-from visibility.hub import hub_here
+from visibility.sockets.hub import hub_here
 from visibility.soft import sessions
 
 pytestmark = [pytest.mark.django_db(transaction=True)]

@@ -15,23 +15,22 @@ import redis as redis_py
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 from django.test import override_settings
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests import lanes
 from tests.conftest import Live
 from tests.lanes import change, claim, drain_all, look, pend, watch
 from tests.support import await_for, servers, wait_for
 from tests.support.probe import builds, order
-from visibility import dirty, points, rounds
+from visibility import dirty, points
+from visibility.build import rounds
+from visibility.build.rounds import wants_early
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.dirty import Marks
 from visibility.exceptions import BadResource, BuildFailed, UnknownDataType
 from visibility.read import aread, aread_many, read, read_many, verdict
-from visibility.rounds import wants_early
-from visibility.soft import client as soft_client
-from visibility.soft import leases, pending, snapshots
+from visibility.soft import client as soft_client, leases, levels, snapshots
 from visibility.soft.snapshots import Stored
 
 
@@ -343,7 +342,7 @@ def test_past_the_soft_ttl_everybody_is_served_and_one_refresh_waits(
     age(redis, "probe:a")
     assert [read("probe", "a").state for _ in range(5)] == ["stale"] * 5
     assert len(builds("a")) == 1
-    assert pending.lane_state("hot").pending == 1
+    assert levels.lane_state("hot").pending == 1
     drain_all()
     assert len(builds("a")) == 2
     assert read("probe", "a").state == "fresh"
@@ -392,7 +391,7 @@ def test_C3_a_refresh_that_raises_leaves_the_stale_value_until_its_hard_ttl(
         assert (snapshot.state, snapshot.data) == ("stale", 1)
     # Back-off: no further call, no queue of refreshes.
     assert len(builds("a")) == 2
-    assert pending.lane_state("hot").pending == 0
+    assert levels.lane_state("hot").pending == 0
 
 
 def test_C3_a_change_whose_build_raises_serves_the_stale_value_and_says_so(db: None, probes: Path) -> None:
@@ -451,7 +450,7 @@ def test_a_transaction_that_finds_nothing_asks_a_worker_to_build(transactional_d
     with transaction.atomic():
         read("probe", "a")
         read("probe", "a")
-    assert pending.lane_state("hot").pending == 1
+    assert levels.lane_state("hot").pending == 1
     drain_all()
     with transaction.atomic():
         assert read("probe", "a").state == "fresh"

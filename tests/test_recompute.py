@@ -23,14 +23,14 @@ from tests.conftest import Live
 from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
-from visibility import build, dirty, hygiene, maintain, points, promotion, recompute, wake
+from visibility import build, dirty, maintain, points, promotion, recompute, wake
+from visibility.build.look import look as look_after_lease
 from visibility.conf import settings
 from visibility.datatypes import registry
-from visibility.look import look as look_after_lease
 from visibility.models import DirtyFlag
 from visibility.read import read
-from visibility.soft import client as soft_client
-from visibility.soft import leases, pending
+from visibility.soft import client as soft_client, leases, levels, looks
+from visibility.sql import hygiene
 
 STEPS = [
     "drain.claimed",
@@ -56,7 +56,7 @@ def settle(seconds: float = 20) -> None:
     def quiet() -> bool:
         promotion.promote()
         drain()
-        state = pending.lane_state("hot")
+        state = levels.lane_state("hot")
         return not state.pending and not state.claimed
 
     wait_for(quiet, seconds, "the lane is quiet")
@@ -75,7 +75,7 @@ def test_J5_killed_at_any_step_the_key_runs_again_within_the_lease(live: Live, p
         assert process.popen.wait(30) == -signal.SIGKILL
         done = step == "build.done"
         # The lease is the only thing to wait for.
-        wait_for(lambda: done or pending.rouse("hot"), 3, "the claim has ended and the lane is roused")
+        wait_for(lambda: done or levels.rouse("hot"), 3, "the claim has ended and the lane is roused")
     settle()
     assert value() == {"value": 1}
     assert not dirty.dirty_among("probe", ["a"])
@@ -90,7 +90,7 @@ def test_J6_stopped_past_its_lease_and_resumed_it_overwrites_nothing(live: Live,
     pend("probe:a")
     with lanes.child("drain", "hot", "0", point=step, do="stop", visibility=SHORT) as process:
         wait_for(lambda: _stopped(process.pid), 30, f"the drain stands still at {step}")
-        wait_for(lambda: step == "build.done" or pending.lane_state("hot").expired, 5, "its lease is over")
+        wait_for(lambda: step == "build.done" or levels.lane_state("hot").expired, 5, "its lease is over")
         change("a", 2)
         pend("probe:a")
         settle()
@@ -223,7 +223,7 @@ def test_the_leading_edge_is_built_at_once(live: Live, probes: Path) -> None:
     live.worker()
     read("probe", "a")
     change("a", 2)
-    wait_for(lambda: (look("probe:a").built_ms or 0) + 300 < pending.look("hot", ["probe:a"])["probe:a"].now_ms, 2)
+    wait_for(lambda: (look("probe:a").built_ms or 0) + 300 < looks.look("hot", ["probe:a"])["probe:a"].now_ms, 2)
     started = time.monotonic()
     wake.wake("hot", pend("probe:a", window=0.25).wake)
     wait_for(lambda: _stored("probe:a") == 2, 5)
@@ -373,7 +373,7 @@ def test_the_time_budget_ends_a_drain_and_a_successor_takes_over(db: None, probe
         pend(*[f"probe:{n}" for n in range(20)], forced=True)
         assert 1 <= drain() < 20
         assert len(ids()) == 1
-        assert pending.lane_state("hot").claimed == 0
+        assert levels.lane_state("hot").claimed == 0
 
 
 def test_slow_builds_make_smaller_batches(db: None, probes: Path) -> None:
@@ -383,7 +383,7 @@ def test_slow_builds_make_smaller_batches(db: None, probes: Path) -> None:
             order(str(n), delay=0.02)
         pend(*[f"probe:{n}" for n in range(60)], forced=True)
         drain()
-        wait_for(lambda: not drain() and not pending.lane_state("hot").pending, 5)
+        wait_for(lambda: not drain() and not levels.lane_state("hot").pending, 5)
         sizes = [len(keys) for _, _, keys in builds()]
         assert sizes[0] == 20 and max(sizes[1:]) <= 12
 
@@ -614,7 +614,7 @@ def test_J15_readers_of_an_expired_key_queue_one_refresh(db: None, probes: Path)
         age(redis, "probe:a")
     for _ in range(30):
         assert read("probe", "a").state == "stale"
-    assert pending.lane_state("hot").pending == 1
+    assert levels.lane_state("hot").pending == 1
     assert len(ids()) == 1
     drain_all()
     assert len(builds("a")) == 2
@@ -635,14 +635,14 @@ def test_J10_a_cold_lane_moves_on_beside_a_busy_hot_one(live: Live, probes: Path
     with live.command("visibility_worker", "--lane", "hot=1", "--lane", "cold=1", "--no-maintenance", ready="visibility workers"):
         wake.wake("hot", pend(*hot).wake)
         wake.wake("cold", pend(*cold, lane="cold").wake)
-        wait_for(lambda: not pending.lane_state("cold").pending and not pending.lane_state("hot").pending, 60)
+        wait_for(lambda: not levels.lane_state("cold").pending and not levels.lane_state("hot").pending, 60)
         oldest = 0.0
         ends = time.monotonic() + 5
         while time.monotonic() < ends:
             wake.wake("hot", pend(*random.sample(hot, 100), window=0.1).wake)
             wake.wake("cold", pend(*random.sample(cold, 10), lane="cold", window=0.1).wake)
-            oldest = max(oldest, pending.lane_state("cold").age)
-        wait_for(lambda: not pending.lane_state("cold").pending, 10)
+            oldest = max(oldest, levels.lane_state("cold").age)
+        wait_for(lambda: not levels.lane_state("cold").pending, 10)
     assert oldest < 3
 
 

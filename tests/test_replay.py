@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from project.replay import report
 from project.replay.trace import LEAD, TAIL, BadTrace, Line, compress, followers, pair, plan, read_graph, read_trace

@@ -24,8 +24,9 @@ from visibility import dirty, points
 from visibility.conf import settings
 from visibility.read import read
 from visibility.recompute import work
-from visibility.soft import leases, pending, snapshots
-from visibility.soft.pending import Claim, Claimed, Done, Item
+from visibility.soft import claims, leases, looks, pending, snapshots
+from visibility.soft.claims import Claim, Claimed, Done
+from visibility.soft.pending import Item
 
 pytestmark = pytest.mark.django_db(transaction=True)
 RESOURCE, KEY, LANE = "counter:a", "a", "hot"
@@ -90,7 +91,7 @@ def claim() -> Claim:
     found: list[Claim] = []
 
     def due() -> bool:
-        found[:] = [pending.claim(LANE, 0, 10, 15)]
+        found[:] = [claims.claim(LANE, 0, 10, 15)]
         return bool(found[0].rows)
 
     wait_for(due, 5, "the resource is due")
@@ -103,11 +104,11 @@ def drain_once() -> None:
 
 
 def is_pending() -> bool:
-    return pending.look(LANE, [RESOURCE])[RESOURCE].due_ms is not None
+    return looks.look(LANE, [RESOURCE])[RESOURCE].due_ms is not None
 
 
 def trusted() -> bool:
-    return pending.look(LANE, [RESOURCE])[RESOURCE].fresh != 0
+    return looks.look(LANE, [RESOURCE])[RESOURCE].fresh != 0
 
 
 def fresh_value() -> int:
@@ -196,7 +197,7 @@ def test_rule_3_a_build_vouches_only_for_the_visibility_that_it_was_claimed_in(r
         look_at_feed()
 
     at("build.read", lapse)
-    owned = pending.claim(LANE, 0, 10, 15)
+    owned = claims.claim(LANE, 0, 10, 15)
     work(settings.lane(LANE), owned)
     assert read("feed", ann.pk).data == {"posts": ["new"]}
 
@@ -218,12 +219,12 @@ def test_rule_3_trust_is_given_only_if_nothing_moved_since_the_look(at: Any) -> 
     """A reader looked and read the marks; then a change was shed, marked and distrusted; then the reader gives trust."""
     watch()
     read("counter", KEY)
-    pending.distrust([RESOURCE])
+    looks.distrust([RESOURCE])
 
     def shed() -> None:
         commit(2)
         mark_cold()
-        pending.distrust([RESOURCE])
+        looks.distrust([RESOURCE])
 
     at("read.marks", shed)
     read("counter", KEY)
@@ -295,7 +296,7 @@ def test_rule_7_a_build_whose_claim_a_flush_ended_stores_nothing(redis: redis_py
 
     at("build.store", flush)
     drain_once()
-    assert pending.look(LANE, [RESOURCE])[RESOURCE].raw == b""
+    assert looks.look(LANE, [RESOURCE])[RESOURCE].raw == b""
     assert fresh_value() == 2
 
 
@@ -308,7 +309,7 @@ def test_rule_7_a_build_whose_claim_ran_out_stores_nothing(redis: redis_py.Redis
 
     at("build.store", run_out)
     drain_once()
-    assert pending.look(LANE, [RESOURCE])[RESOURCE].raw == b""
+    assert looks.look(LANE, [RESOURCE])[RESOURCE].raw == b""
     drain_once()
     assert fresh_value() == 1
 
@@ -324,7 +325,7 @@ def test_rule_7_a_build_whose_claim_another_took_over_stores_nothing(redis: redi
 
     at("build.store", take_over)
     drain_once()
-    seen = pending.look(LANE, [RESOURCE])[RESOURCE]
+    seen = looks.look(LANE, [RESOURCE])[RESOURCE]
     assert (seen.raw, seen.owner) == (b"", taken[0].token)
 
 
@@ -335,7 +336,7 @@ def test_rule_7_an_older_token_never_overwrites_a_newer_one(redis: redis_py.Redi
     old = claim()
     redis.hset("{vis:0}:state:counter:a", mapping={"ver": int(old.token) + 5})
     packed = snapshots.pack(snapshots.Stored(int(old.token), 1, 0, 0, 0, 0, "0.0.0", b'{"value":0}'))
-    assert pending.store(LANE, old, [(RESOURCE, 10_000, 0, packed)]) == [False]
+    assert claims.store(LANE, old, [(RESOURCE, 10_000, 0, packed)]) == [False]
 
 
 def test_rule_8_what_nobody_watches_is_marked_before_it_is_dropped(redis: redis_py.Redis, at: Any) -> None:
@@ -379,8 +380,8 @@ def test_a_done_from_another_owner_changes_nothing() -> None:
     owned = claim()
     stranger = owned._replace(token=str(int(owned.token) + 1))
     row: Claimed = owned.rows[0]
-    assert pending.done(LANE, stranger, [Done(row, "trust")]) == (False, [0])
-    assert pending.look(LANE, [RESOURCE])[RESOURCE].owner == owned.token
+    assert claims.done(LANE, stranger, [Done(row, "trust")]) == (False, [0])
+    assert looks.look(LANE, [RESOURCE])[RESOURCE].owner == owned.token
 
 
 def _type(keys: list[str]) -> tuple[Any, list[str]]:

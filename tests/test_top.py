@@ -10,10 +10,10 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from tests.conftest import Live
+from tests.insight.test_rollup import write
 from tests.lanes import pend, watch
 from tests.support import wait_for
-from tests.test_rollup import write
-from visibility.histogram import bucket_of
+from visibility.insight.histogram import bucket_of
 from visibility.models import Event, FreshnessSLO
 from visibility.soft import client
 

@@ -22,8 +22,7 @@ from tests.support.processes import Process, session_members
 from visibility import recompute, wake, workers
 from visibility.conf import settings
 from visibility.read import read
-from visibility.soft import client as soft_client
-from visibility.soft import pending, snapshots, upkeep
+from visibility.soft import client as soft_client, levels, snapshots, upkeep
 
 
 def stored(resource: str = "probe:a") -> Any:
@@ -181,7 +180,7 @@ def test_a_batch_under_way_is_finished(live: Live, probes: Path, redis: redis_py
     order("a", value=5)
     process.popen.wait(20)
     assert stored() == 5
-    assert pending.lane_state("hot").claimed == 0
+    assert levels.lane_state("hot").claimed == 0
 
 
 def test_a_batch_that_does_not_end_is_given_back(live: Live, probes: Path) -> None:
@@ -229,7 +228,7 @@ def test_a_plain_worker_finishes_its_batch_on_sigterm(live: Live, probes: Path, 
     order("a", value=5)
     process.popen.wait(20)
     assert stored() == 5
-    assert pending.lane_state("hot").claimed == 0
+    assert levels.lane_state("hot").claimed == 0
 
 
 def test_J5_the_parent_of_a_work_horse_is_killed_and_nothing_is_built_wrongly(live: Live, probes: Path) -> None:

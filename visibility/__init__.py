@@ -12,152 +12,64 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from visibility.access import arevoke as arevoke
-    from visibility.access import revoke as revoke
+    from visibility.access import arevoke as arevoke, revoke as revoke
     from visibility.datatypes import (
         Audience as Audience,
-    )
-    from visibility.datatypes import (
         Change as Change,
-    )
-    from visibility.datatypes import (
         DataType as DataType,
-    )
-    from visibility.datatypes import (
         Freshness as Freshness,
-    )
-    from visibility.datatypes import (
         Hidden as Hidden,
-    )
-    from visibility.datatypes import (
         Resource as Resource,
-    )
-    from visibility.datatypes import (
         ScopesFrom as ScopesFrom,
-    )
-    from visibility.datatypes import (
         on as on,
-    )
-    from visibility.datatypes import (
         register as register,
     )
+    from visibility.events.external import Emitted as Emitted, aemit as aemit, emit as emit
     from visibility.exceptions import (
         BadDeclaration as BadDeclaration,
-    )
-    from visibility.exceptions import (
         BadResource as BadResource,
-    )
-    from visibility.exceptions import (
         BadSnapshot as BadSnapshot,
-    )
-    from visibility.exceptions import (
         BuildFailed as BuildFailed,
-    )
-    from visibility.exceptions import (
         LockLost as LockLost,
-    )
-    from visibility.exceptions import (
         PayloadTooLarge as PayloadTooLarge,
-    )
-    from visibility.exceptions import (
         RedisAway as RedisAway,
-    )
-    from visibility.exceptions import (
         UnknownDataType as UnknownDataType,
-    )
-    from visibility.exceptions import (
         VisibilityError as VisibilityError,
     )
-    from visibility.explain import aexplain as aexplain
-    from visibility.explain import explain as explain
-    from visibility.external import Emitted as Emitted
-    from visibility.external import aemit as aemit
-    from visibility.external import emit as emit
-    from visibility.once import aonce as aonce
-    from visibility.once import once as once
+    from visibility.explain import aexplain as aexplain, explain as explain
+    from visibility.once import aonce as aonce, once as once
     from visibility.presence import (
         ahold as ahold,
-    )
-    from visibility.presence import (
         ainterests as ainterests,
-    )
-    from visibility.presence import (
         ais_visible as ais_visible,
-    )
-    from visibility.presence import (
         apresence as apresence,
-    )
-    from visibility.presence import (
         arelease as arelease,
-    )
-    from visibility.presence import (
         avisible as avisible,
-    )
-    from visibility.presence import (
         awatchers as awatchers,
-    )
-    from visibility.presence import (
         hold as hold,
-    )
-    from visibility.presence import (
         interests as interests,
-    )
-    from visibility.presence import (
         is_visible as is_visible,
-    )
-    from visibility.presence import (
         presence as presence,
-    )
-    from visibility.presence import (
         release as release,
-    )
-    from visibility.presence import (
         visible as visible,
-    )
-    from visibility.presence import (
         watchers as watchers,
     )
     from visibility.queryset import (
         VisibilityManager as VisibilityManager,
-    )
-    from visibility.queryset import (
         VisibilityModel as VisibilityModel,
-    )
-    from visibility.queryset import (
         VisibilityQuerySet as VisibilityQuerySet,
-    )
-    from visibility.queryset import (
         atouch as atouch,
-    )
-    from visibility.queryset import (
         touch as touch,
     )
-    from visibility.read import aread as aread
-    from visibility.read import aread_many as aread_many
-    from visibility.read import read as read
-    from visibility.read import read_many as read_many
+    from visibility.read import aread as aread, aread_many as aread_many, read as read, read_many as read_many
     from visibility.signals import (
         became_hidden as became_hidden,
-    )
-    from visibility.signals import (
         became_visible as became_visible,
-    )
-    from visibility.signals import (
         event_processed as event_processed,
-    )
-    from visibility.signals import (
         pressure_changed as pressure_changed,
-    )
-    from visibility.signals import (
         slo_alert as slo_alert,
-    )
-    from visibility.signals import (
         snapshot_built as snapshot_built,
-    )
-    from visibility.signals import (
         user_offline as user_offline,
-    )
-    from visibility.signals import (
         user_online as user_online,
     )
     from visibility.soft.locks import lock as lock
@@ -173,7 +85,7 @@ _HOMES = {
         "UnknownDataType", "VisibilityError",
     ),
     "explain": ("explain", "aexplain"),
-    "external": ("Emitted", "emit", "aemit"),
+    "events.external": ("Emitted", "emit", "aemit"),
     "once": ("once", "aonce"),
     "presence": (
         "presence", "apresence", "watchers", "awatchers", "is_visible", "ais_visible", "visible", "avisible", "interests",

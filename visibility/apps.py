@@ -19,13 +19,14 @@ class VisibilityConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from visibility import checks, sources
+        from visibility import checks
         from visibility.datatypes import registry
+        from visibility.events import sources
 
         checks.register_all()
         autodiscover_modules("visibility")
         registry.subscribe(sources.connect)
-        for name in ("visibility.access", "visibility.logs", "visibility.spans"):
+        for name in ("visibility.access", "visibility.insight.logs", "visibility.insight.spans"):
             # Receivers of their own, where that part is there.
             if find_spec(name) is not None and (start := getattr(import_module(name), "connect", None)) is not None:
                 start()

@@ -14,14 +14,13 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core import checks
-from django.core.checks import CheckMessage, Error
-from django.core.checks import Warning as Caution
+from django.core.checks import CheckMessage, Error, Warning as Caution
 from django.db import models, router
 
 from visibility.conf import DEFAULTS, Lane, settings
 from visibility.datatypes import DataType, registry
+from visibility.events.sources import resolve
 from visibility.models import Event
-from visibility.sources import resolve
 
 _RATE = re.compile(r"(?=[\d.]*[1-9])\d+(\.\d+)?(/[smh])?\Z")
 _SCHEMES = ("redis", "rediss", "unix", "sentinel", "cluster")

@@ -13,13 +13,14 @@ from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import get_user_model
 
-from visibility import frames, metrics
 from visibility.conf import settings
-from visibility.flow import paced
-from visibility.frames import TOO_FAST, TOO_MANY_SOCKETS, TRY_LATER, Ack, BadFrame, Ping
-from visibility.hub import Hub, hub_here
+from visibility.insight import metrics
 from visibility.middleware import Receive, Scope, Send
-from visibility.sockets import Session
+from visibility.sockets import frames
+from visibility.sockets.flow import paced
+from visibility.sockets.frames import TOO_FAST, TOO_MANY_SOCKETS, TRY_LATER, Ack, BadFrame, Ping
+from visibility.sockets.hub import Hub, hub_here
+from visibility.sockets.state import Session
 from visibility.soft import clock
 from visibility.soft.sessions import NOBODY
 from visibility.users import user_key
@@ -32,7 +33,7 @@ TOLD = ("watches_per_socket", "frame_bytes", "frames_per_second", "frames_burst"
 
 
 class VisibilityConsumer(AsyncWebsocketConsumer):
-    """`ws/visibility/`: the protocol of `visibility.frames`. No exception leaves it, and its leases end with it."""
+    """`ws/visibility/`: the protocol of `visibility.sockets.frames`. No exception leaves it, and its leases end with it."""
 
     channel_layer_alias = ""
 

@@ -19,9 +19,9 @@ from django.db.models.functions import Cast, Concat
 from django.utils import timezone
 
 from visibility.datatypes import DataType, ScopesFrom
-from visibility.insert import column_of
 from visibility.models import DirtyFlag, ScopeMark, Summary
 from visibility.sql import update_pairs, upsert
+from visibility.sql.insert import column_of
 
 EPOCH_US = 1_704_067_200_000_000
 CHUNK = 100

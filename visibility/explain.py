@@ -10,12 +10,13 @@ from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from visibility import dirty, happenings, reasons
+from visibility import dirty
 from visibility.conf import settings
 from visibility.datatypes import DataType, ScopesFrom, is_shadow, parse_resource, registry
 from visibility.exceptions import RedisAway
+from visibility.insight import happenings, reasons
 from visibility.models import DirtyFlag
-from visibility.soft import leases, pending, snapshots
+from visibility.soft import leases, looks, snapshots
 from visibility.soft.sessions import split_member
 
 MEMBERS = 20
@@ -144,7 +145,7 @@ def explain(resource: str) -> Explanation:
     counts = seen = None
     try:
         counts = leases.counts(name, MEMBERS)
-        seen = pending.look(data_type.lane, [name])[name]
+        seen = looks.look(data_type.lane, [name])[name]
     except RedisAway:
         pass
     flag = DirtyFlag.objects.filter(data_type=parsed.type, key=parsed.key).first()
@@ -210,7 +211,7 @@ def _leases(data_type: DataType, counts: leases.Counts | None) -> Leases:
     }
 
 
-def _pending(seen: pending.Look | None, now: float) -> Pending | None:
+def _pending(seen: looks.Look | None, now: float) -> Pending | None:
     if seen is None or seen.due_ms is None:
         return None
     since = seen.since_ms / 1000
@@ -222,14 +223,14 @@ def _pending(seen: pending.Look | None, now: float) -> Pending | None:
     }
 
 
-def _lock(seen: pending.Look | None, now: float) -> Held | None:
+def _lock(seen: looks.Look | None, now: float) -> Held | None:
     if seen is None or seen.claim_ms is None:
         return None
     age = max(0.0, now - seen.built_ms / 1000) if seen.built_ms else None
     return {"owner": seen.owner, "age": age, "left": seen.claim_ms / 1000 - now}
 
 
-def _snapshot(seen: pending.Look | None, stored: snapshots.Stored | None, marks: dirty.Marks, now: float) -> Snap | None:
+def _snapshot(seen: looks.Look | None, stored: snapshots.Stored | None, marks: dirty.Marks, now: float) -> Snap | None:
     if seen is None or stored is None:
         return None
     return {
@@ -268,7 +269,7 @@ def _scopes(data_type: DataType, key: str) -> list[Scope]:
     return [{"scope": scope, "changes": changes, "last_at": iso(last) or ""} for scope, changes, last in rows]
 
 
-def _failures(flag: DirtyFlag | None, seen: pending.Look | None, now: float) -> Failures:
+def _failures(flag: DirtyFlag | None, seen: looks.Look | None, now: float) -> Failures:
     tries = max(seen.tries if seen else 0, flag.failures if flag else 0)
     error = (seen.error if seen else "") or (flag.last_error if flag else "")
     retry = max(0.0, seen.not_before_ms / 1000 - now) if seen and seen.not_before_ms else 0.0

@@ -18,14 +18,14 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from visibility import history, metrics, rollup
 from visibility.conf import settings
 from visibility.datatypes import registry
-from visibility.histogram import Histogram
-from visibility.metrics import Figures
+from visibility.insight import history, metrics, rollup
+from visibility.insight.histogram import Histogram
+from visibility.insight.metrics import Figures
 from visibility.models import DirtyFlag, FreshnessSLO
 from visibility.signals import slo_alert
-from visibility.soft import inspect, pages, pending
+from visibility.soft import inspect, levels, pages
 
 SHOWN = "freshness_sent"
 STEPS = ("freshness_built", SHOWN, "freshness_acked", "freshness_resolved")
@@ -243,7 +243,7 @@ def sample() -> None:
     for data_type in registry:
         metrics.observe_all("watchers", pages.crowd(data_type.name).watchers, data_type=data_type.name)
     for lane in settings.LANES:
-        metrics.observe("lane_lag", max(0.0, pending.lane_state(lane).lag), lane)
+        metrics.observe("lane_lag", max(0.0, levels.lane_state(lane).lag), lane)
 
 
 def maintain(now: dt.datetime | None = None, *, starting: bool = False) -> int:

@@ -29,13 +29,16 @@ from django.db import models, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from visibility import dirty, freshness, gate, hygiene, metrics, outbox, pressure, promotion
+from visibility import dirty, freshness, gate, pressure, promotion
 from visibility.conf import settings
 from visibility.datatypes import registry
+from visibility.events import outbox
 from visibility.exceptions import RedisAway
+from visibility.insight import metrics
 from visibility.models import AppliedVersion, NaturalKey
 from visibility.presence import sweep
-from visibility.soft import pending, upkeep
+from visibility.soft import levels, upkeep
+from visibility.sql import hygiene
 from visibility.wake import wake
 
 logger = logging.getLogger("visibility")
@@ -50,7 +53,7 @@ def rouse_lanes(now: datetime) -> int:
     upkeep.beat()
     woken = 0
     for name in settings.LANES:
-        shards = pending.rouse(name)
+        shards = levels.rouse(name)
         wake(name, shards)
         woken += len(shards)
         pressure.evaluate(settings.lane(name))
@@ -78,7 +81,7 @@ def precompute(now: datetime) -> int:
     if not settings.PRECOMPUTE:
         return 0
     for name in settings.LANES:
-        state = pending.lane_state(name)
+        state = levels.lane_state(name)
         if state.pending or state.claimed or pressure.stage(name) is not pressure.Stage.NORMAL:
             return 0
     import_string(PRECOMPUTER)()

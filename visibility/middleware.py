@@ -19,8 +19,8 @@ from django.http import parse_cookie
 from django.http.request import split_domain_port, validate_host
 from django.utils.http import is_same_domain
 
-from visibility.batches import Batches
-from visibility.frames import ORIGIN_REFUSED, TRY_LATER
+from visibility.sockets.batches import Batches
+from visibility.sockets.frames import ORIGIN_REFUSED, TRY_LATER
 from visibility.users import session_store, users_of
 
 logger = logging.getLogger("visibility")

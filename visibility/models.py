@@ -22,7 +22,7 @@ def event_id() -> uuid.UUID:
 class EventManager(models.Manager["Event"]):
     """Rows are held back until just before the commit; whoever asks for them in the same transaction sees them all the same."""
 
-    # Set by `visibility.commit`: whoever holds rows back knows the models, not the other way round.
+    # Set by `visibility.events.commit`: whoever holds rows back knows the models, not the other way round.
     write_held: ClassVar[staticmethod[[], None]] = staticmethod(lambda: None)
 
     def get_queryset(self) -> models.QuerySet[Event]:

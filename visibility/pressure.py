@@ -17,13 +17,13 @@ import enum
 import logging
 import time
 
-from visibility import metrics
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import RedisAway
+from visibility.insight import metrics
 from visibility.signals import pressure_changed
-from visibility.soft import pending
-from visibility.soft.pending import LaneState
+from visibility.soft import levels
+from visibility.soft.levels import LaneState
 
 logger = logging.getLogger("visibility")
 CACHE_SECONDS = 1.0
@@ -70,10 +70,10 @@ def evaluate(lane: Lane) -> Stage:
     Raises:
         RedisAway: Redis does not answer.
     """
-    state = pending.lane_state(lane.name)
+    state = levels.lane_state(lane.name)
     before = Stage(state.stage) if state.stage in FACTORS else Stage.NORMAL
     after = judge(before, *_weigh(lane, state))
-    if after != before and pending.swap_stage(lane.name, before, after):
+    if after != before and levels.swap_stage(lane.name, before, after):
         metrics.count("pressure_changes", label=after)
         logger.info("lane %s: %s → %s with %d pending, %.1f s late", lane.name, before, after, state.pending, state.lag)
         pressure_changed.send_robust(lane.name, stage=after, previous=before)
@@ -132,6 +132,6 @@ def room(lane: Lane) -> int:
     now = evaluate(lane)
     if now is Stage.FLOODED:
         return 0
-    state = pending.lane_state(lane.name)
+    state = levels.lane_state(lane.name)
     free = int(lane.bound * BEGINS[Stage.PRESSED][0] * 0.9) - state.pending - state.claimed
     return max(free, 0 if now is Stage.NORMAL else min(lane.batch, lane.bound - state.pending - state.claimed))

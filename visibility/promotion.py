@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from visibility import dirty, metrics, pressure
+from visibility import dirty, pressure
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
+from visibility.insight import metrics
 from visibility.points import reach
-from visibility.soft import leases, pending, snapshots, upkeep
+from visibility.soft import leases, looks, pending, snapshots, upkeep
 from visibility.soft.pending import Item
 from visibility.wake import wake
 
@@ -126,12 +127,12 @@ def audit() -> int:
 
 
 def _audit(data_type: DataType, lane: Lane, names: list[str]) -> int:
-    looks = pending.look(lane.name, names)
+    found = looks.look(lane.name, names)
     cut = len(data_type.name) + 1
-    marks = dirty.marks(data_type, [name[cut:] for name in looks])
+    marks = dirty.marks(data_type, [name[cut:] for name in found])
     behind: dict[str, int] = {}
-    current: dict[str, pending.Look] = {}
-    for name, seen in looks.items():
+    current: dict[str, looks.Look] = {}
+    for name, seen in found.items():
         stored, mark = snapshots.unpack(seen.raw, data_type.schema), marks[name[cut:]]
         if stored is None or seen.visible_ms <= 0 or seen.queued:
             continue
@@ -139,7 +140,7 @@ def _audit(data_type: DataType, lane: Lane, names: list[str]) -> int:
             current[name] = seen
         elif not mark.quarantined:
             behind[name[cut:]] = seen.now_ms
-    pending.trust(lane.name, current)
+    looks.trust(lane.name, current)
     if not behind:
         return 0
     metrics.count("promoted", len(behind), data_type=data_type.name)

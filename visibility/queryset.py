@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import connections, models, router, transaction
 
-from visibility import outbox
-from visibility.audience import chosen_alias
-from visibility.commit import submit
-from visibility.events import collect_later, must_write, rows_of, stamp
-from visibility.handlers import Collected, ask
+from visibility.events import outbox
+from visibility.events.audience import chosen_alias
+from visibility.events.collect import collect_later, must_write, rows_of, stamp
+from visibility.events.commit import submit
+from visibility.events.handlers import Collected, ask
+from visibility.events.sources import routes_for
 from visibility.models import Event, event_id
-from visibility.sources import routes_for
 
 CHUNK = 500
 M = TypeVar("M", bound=models.Model)

@@ -19,15 +19,16 @@ from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 
-from visibility import hygiene, metrics
+from visibility.build.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
 from visibility.conf import settings
 from visibility.datatypes import DataType, check_key, data_type_of
 from visibility.exceptions import RedisAway
-from visibility.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
-from visibility.soft import clock, leases, pending, snapshots
+from visibility.insight import metrics
+from visibility.soft import claims, clock, leases, snapshots
 from visibility.soft.client import aclient, client, guard
 from visibility.soft.keys import base, by_shard, shard_of
 from visibility.soft.snapshots import Snapshot
+from visibility.sql import hygiene
 
 __all__ = ["aread", "aread_many", "read", "read_many", "refresh", "verdict"]
 P = ParamSpec("P")
@@ -153,7 +154,7 @@ async def aread_many(data_type: str | type[DataType] | DataType, keys: Iterable[
         busy = await _in_thread(rest.step)()
         if busy:
             try:
-                await pending.await_for_build(*busy, rest.patience())
+                await claims.await_for_build(*busy, rest.patience())
             except RedisAway:
                 continue
     return {name: out.get(name) or rest.out[name] for name in names}
@@ -179,5 +180,5 @@ def _read_slow(data_type: DataType, keys: Sequence[str]) -> dict[str, Snapshot]:
         busy = rest.step()
         if busy:
             with suppress(RedisAway):
-                pending.wait_for_build(*busy, rest.patience())
+                claims.wait_for_build(*busy, rest.patience())
     return rest.out

@@ -13,15 +13,17 @@ from uuid import uuid4
 import django_rq
 from rq import Queue
 
-from visibility import dirty, hygiene, metrics, pressure, push
+from visibility import dirty, pressure, push
 from visibility.build import build_claimed, holding
+from visibility.build.processes import Stop, stoppable, time_limit
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
 from visibility.exceptions import RedisAway
+from visibility.insight import metrics
 from visibility.points import reach
-from visibility.processes import Stop, stoppable, time_limit
-from visibility.soft import leases, pending
-from visibility.soft.pending import Claim, Claimed, Done
+from visibility.soft import claims, leases, levels
+from visibility.soft.claims import Claim, Claimed, Done
+from visibility.sql import hygiene
 from visibility.wake import wake
 
 logger = logging.getLogger("visibility")
@@ -139,7 +141,7 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
     while not stop and time.monotonic() < ends:
         if lane.gather and not more:
             time.sleep(lane.gather)
-        owned = pending.claim(lane.name, shard, _limit(lane), settings.BUILD_LEASE, 0.0 if last_try else lane.idle)
+        owned = claims.claim(lane.name, shard, _limit(lane), settings.BUILD_LEASE, 0.0 if last_try else lane.idle)
         reach("drain.claimed")
         if owned.rows:
             if owned.due and not helped:
@@ -155,12 +157,12 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
         if not owned.bell_ms:
             return built
         if any(not job_id.startswith(_hint(lane.name, shard)) for job_id in _peek(lane.queue)):
-            pending.stop_lingering(owned, lane.name)
+            claims.stop_lingering(owned, lane.name)
             break
         metrics.flush()
-        last_try = not pending.linger(owned, lane.name)
+        last_try = not claims.linger(owned, lane.name)
         more = False
-    wake(lane.name, pending.rouse(lane.name))
+    wake(lane.name, levels.rouse(lane.name))
     return built
 
 
@@ -188,7 +190,7 @@ def work(lane: Lane, owned: Claim) -> int:
                 logger.warning(
                     "lane %s holds the unknown type %r (%d): left for a worker that knows it", lane.name, kind, len(rows)
                 )
-                pending.fail(lane.name, owned, [(row, 30.0, f"unknown data type {kind!r}", False) for row in rows])
+                claims.fail(lane.name, owned, [(row, 30.0, f"unknown data type {kind!r}", False) for row in rows])
                 continue
             wanted = [row for row in rows if row.visible or row.forced]
             if unwanted := [row for row in rows if not (row.visible or row.forced)]:
@@ -205,11 +207,11 @@ def put_off(data_type: DataType, lane: str, owned: Claim, rows: Sequence[Claimed
     """Nobody watches these any more: mark first, then drop what has not moved (rule 8)."""
     cut = len(data_type.name) + 1
     if data_type.hidden is Hidden.DROP:
-        pending.discard(lane, [row.resource for row in rows])
+        claims.discard(lane, [row.resource for row in rows])
         return
     dirty.mark(data_type.name, {row.resource[cut:]: 1 for row in rows})
     reach("drain.marked")
-    woke, _ = pending.done(lane, owned, [Done(row, "drop", pressure.window(data_type)) for row in rows])
+    woke, _ = claims.done(lane, owned, [Done(row, "drop", pressure.window(data_type)) for row in rows])
     if woke:
         wake(lane, [owned.shard])
     metrics.count("saved_builds", len(rows), data_type=data_type.name)
@@ -220,7 +222,7 @@ def give_up(data_type: DataType, lane: str, owned: Claim, row: Claimed) -> None:
     why = f"{row.lost} workers in a row died or hung while building it"
     logger.error("%s is set aside: %s", row.resource, why)
     dirty.quarantine(data_type.name, row.resource[len(data_type.name) + 1 :], row.lost, why)
-    pending.fail(lane, owned, [(row, 0.0, why, True)])
+    claims.fail(lane, owned, [(row, 0.0, why, True)])
 
 
 def precompute() -> int:
@@ -239,7 +241,7 @@ def precompute() -> int:
 
 
 def _busy() -> bool:
-    states = [pending.lane_state(name) for name in settings.LANES]
+    states = [levels.lane_state(name) for name in settings.LANES]
     return any(s.due or s.stage != pressure.Stage.NORMAL for s in states)
 
 
@@ -255,10 +257,10 @@ def _precompute(ends: float, stop: Stop) -> int:
                 break
             keys = [key for key, _at in rows]
             seen = leases.visible_among(data_type.name, keys)
-            claims, _refused = pending.claim_named(
+            taken, _refused = claims.claim_named(
                 data_type.lane, [f"{data_type.name}:{key}" for key in keys if key not in seen], settings.BUILD_LEASE
             )
-            for owned in claims:
+            for owned in taken:
                 with holding(data_type.lane, owned) as lost:
                     out = build_claimed(data_type, data_type.lane, owned, owned.rows, lost, time_limit)
                 built += sum(one.stored is not None for one in out.values())

@@ -16,8 +16,8 @@ from channels.routing import URLRouter
 from django.urls import path
 
 from visibility.consumers import VisibilityConsumer
-from visibility.frames import NO_SUCH_PATH
 from visibility.middleware import OwnOrigin, Receive, Scope, Send, SessionUser, refuse
+from visibility.sockets.frames import NO_SUCH_PATH
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:

@@ -36,7 +36,7 @@ from visibility.conf import settings
 from visibility.datatypes import parse_resource, registry
 from visibility.presence import announce
 from visibility.recompute import work
-from visibility.soft import leases, pending, snapshots
+from visibility.soft import claims, leases, looks, snapshots
 from visibility.soft.client import client, guard
 from visibility.soft.keys import base, shards
 from visibility.soft.leases import Watch
@@ -81,7 +81,7 @@ class Tab:
 
     def watch(self, *resources: str) -> None:
         """Watch resources, as a socket's watch frame does: the lease first, then a look at what stands."""
-        from visibility.look import look
+        from visibility.build.look import look
 
         fresh = {str(parse_resource(r)) for r in resources}
         self.watching |= fresh
@@ -159,7 +159,7 @@ def drain(lane: str | None = None, limit: int = 1_000) -> int:
         for shard in shards():
             while built < limit:
                 _hurry(name, shard)
-                owned = pending.claim(name, shard, options.batch, settings.BUILD_LEASE)
+                owned = claims.claim(name, shard, options.batch, settings.BUILD_LEASE)
                 if not owned.rows:
                     break
                 built += work(options, owned)
@@ -174,10 +174,10 @@ def _hurry(lane: str, shard: int) -> None:
             redis.zadd(name, {resource: 1}, xx=True)
 
 
-def _state(resource: str) -> tuple[pending.Look, dirty.Marks, bool]:
+def _state(resource: str) -> tuple[looks.Look, dirty.Marks, bool]:
     found = parse_resource(resource)
     data_type = registry.get(found.type)
-    seen = pending.look(data_type.lane, [resource])[resource]
+    seen = looks.look(data_type.lane, [resource])[resource]
     marks = dirty.marks(data_type, [found.key])[found.key]
     stored = snapshots.unpack(seen.raw, data_type.schema)
     return seen, marks, stored is not None and not marks.same(stored.stamp)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from django.utils.module_loading import import_string
 
-from visibility import hygiene
+from visibility.sql import hygiene
 
 logger = logging.getLogger("visibility")
 CARRIER = "visibility.recompute.enqueue_drain"

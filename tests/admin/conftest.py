@@ -11,14 +11,14 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
+from tests.insight.test_rollup import write
 from tests.lanes import change, claim, pend, watch
-from tests.test_rollup import write
-from visibility import dirty, freshness, metrics, rollup, trail
-from visibility.histogram import bucket_of
+from visibility import dirty, freshness
+from visibility.insight import metrics, rollup, trail
+from visibility.insight.histogram import bucket_of
 from visibility.models import Event
 from visibility.read import read
-from visibility.soft import client as soft_client
-from visibility.soft import sessions
+from visibility.soft import client as soft_client, sessions
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from visibility.datatypes import registry
 from visibility.models import DirtyFlag, Event, FreshnessSLO
 from visibility.presence import watchers
 from visibility.read import read
-from visibility.soft import client as soft_client
-from visibility.soft import leases, sessions
+from visibility.soft import client as soft_client, leases, sessions
 
 BASE = "/admin/visibility/"
 FLAGS = BASE + "dirtyflag/"

@@ -4,8 +4,7 @@ import datetime as dt
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from visibility.admin.charts import HEIGHT, WIDTH, Series, lines, nice, stacked, strip
 from visibility.admin.figures import axis, plain

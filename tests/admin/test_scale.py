@@ -14,11 +14,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from tests.test_rollup import write
-from visibility import freshness, rollup
+from tests.insight.test_rollup import write
+from visibility import freshness
 from visibility.doctor import examine
 from visibility.explain import explain
-from visibility.histogram import bucket_of
+from visibility.insight import rollup
+from visibility.insight.histogram import bucket_of
 from visibility.soft import leases, sessions
 
 EVENTS, FLAGS, WATCHED, USERS = 1_000_000, 200_000, 100_000, 20_000

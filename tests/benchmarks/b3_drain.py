@@ -22,7 +22,7 @@ from tests.benchmarks.harness import Part, by_turns
 from tests.benchmarks.stage import Stage
 from visibility import recompute
 from visibility.conf import settings
-from visibility.soft import leases, pending
+from visibility.soft import leases, levels, pending
 from visibility.soft.pending import Item
 
 LIMITS = {SimpleWorker: 50.0, Worker: 150.0}
@@ -44,7 +44,7 @@ def measure(stage: Stage) -> Iterator[Part]:
             meter=stage.cpu,
             units=(len(keys), jobs),
         )
-        left = pending.lane_state("hot")
+        left = levels.lane_state("hot")
         if left.pending or left.claimed:
             raise AssertionError(f"the drains left {left}")
         yield turns.gain(

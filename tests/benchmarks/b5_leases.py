@@ -28,10 +28,10 @@ from django.utils import timezone
 from tests.app.models import Counter
 from tests.benchmarks.harness import Part, Turns, by_turns, timed
 from tests.benchmarks.stage import Stage
-from visibility.sockets import WHOLE_EVERY
-from visibility.soft import leases, pending, sessions
+from visibility.sockets.state import WHOLE_EVERY
+from visibility.soft import claims, leases, sessions
+from visibility.soft.claims import Done
 from visibility.soft.leases import BEAT, CARRY, WHOLE, Watch
-from visibility.soft.pending import Done
 from visibility.soft.sessions import Attending
 
 SESSIONS = 10_000
@@ -115,11 +115,11 @@ def _trust(names: Sequence[str]) -> None:
     """Give each resource a snapshot that its leases vouch for."""
     soft = int(time.time() * 1000) + 3_600_000
     for start in range(0, len(names), BATCH):
-        claims, _ = pending.claim_named("hot", names[start : start + BATCH], 60)
-        for owned in claims:
+        taken, _ = claims.claim_named("hot", names[start : start + BATCH], 60)
+        for owned in taken:
             head = f"v1|{owned.token}|1|1|0|{soft}|1|0.0.0\n{{}}".encode()
-            pending.store("hot", owned, [(row.resource, 3_600_000, soft, head) for row in owned.rows])
-            pending.done("hot", owned, [Done(row, "trust") for row in owned.rows])
+            claims.store("hot", owned, [(row.resource, 3_600_000, soft, head) for row in owned.rows])
+            claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 
 def _zadds(redis: Any, rows: Sequence[tuple[str, str]]) -> None:

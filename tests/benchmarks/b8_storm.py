@@ -17,7 +17,7 @@ from visibility import recompute
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.read import read
-from visibility.soft import leases, pending
+from visibility.soft import leases, looks, pending
 from visibility.soft.pending import Item
 from visibility.wake import wake
 
@@ -43,12 +43,12 @@ def measure(stage: Stage) -> Iterator[Part]:
             wake(lane.name, pending.pend(lane, batch).wake)
             changes += len(batch)
             deepest = max(deepest, queue.count)
-            versions.add(pending.look("hot", ["counter:storm"])["counter:storm"].version)
+            versions.add(looks.look("hot", ["counter:storm"])["counter:storm"].version)
         took = time.monotonic() - begun
         Counter.objects.filter(name="storm").update(value=changes)
         wake(lane.name, pending.pend(lane, [Item("counter:storm", int(time.time() * 1000), window=data_type.coalesce)]).wake)
         ends = time.monotonic() + 10
-        while pending.look("hot", ["counter:storm"])["counter:storm"].pending and time.monotonic() < ends:
+        while looks.look("hot", ["counter:storm"])["counter:storm"].pending and time.monotonic() < ends:
             time.sleep(0.005)
         shown = read("counter", "storm")
     builds = len(versions - {0})

@@ -109,7 +109,8 @@ def _cpu(leader: int) -> float:
 def _close() -> None:
     from django.db import connections
 
-    from visibility import metrics, push
+    from visibility import push
+    from visibility.insight import metrics
     from visibility.soft import client
 
     metrics.flush()

@@ -27,8 +27,8 @@ from tests.support.fuzz import random_frame
 from tests.support.local import draining
 from tests.support.sockets import Tab, session_for
 from visibility import signals
-from visibility.frames import ORIGIN_REFUSED, SESSION_ENDED
 from visibility.presence import asweep
+from visibility.sockets.frames import ORIGIN_REFUSED, SESSION_ENDED
 from visibility.users import session_store
 
 pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]

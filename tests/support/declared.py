@@ -10,9 +10,10 @@ from django.conf import settings as django_settings
 from django.test import override_settings
 
 from tests.support.processes import free_port
-from visibility import outbox, points, sources
+from visibility import points
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
+from visibility.events import outbox, sources
 from visibility.models import DirtyFlag, ScopeMark
 from visibility.soft import client, leases
 from visibility.soft.leases import Watch

@@ -24,9 +24,9 @@ from visibility import dirty, recompute
 from visibility.conf import settings as visibility_settings
 from visibility.datatypes import parse_resource, registry
 from visibility.exceptions import RedisAway
-from visibility.hub import hub_here
 from visibility.routing import application
-from visibility.soft import clock, leases, pending
+from visibility.sockets.hub import hub_here
+from visibility.soft import claims, clock, leases, pending
 from visibility.soft.client import aclose
 from visibility.soft.pending import Item
 from visibility.wake import wake
@@ -175,5 +175,5 @@ def draining(lanes: tuple[str, ...] = ("hot", "cold")) -> Iterator[Mapping[str, 
 
 def _drain(lane: str, shard: int) -> int:
     options = visibility_settings.lane(lane)
-    owned = pending.claim(lane, shard, options.batch, visibility_settings.BUILD_LEASE)
+    owned = claims.claim(lane, shard, options.batch, visibility_settings.BUILD_LEASE)
     return recompute.work(options, owned) if owned.rows else 0

@@ -8,7 +8,7 @@ from visibility import dirty
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.read import refresh
-from visibility.soft import leases, pending
+from visibility.soft import claims, leases
 
 
 def _by_type(resources: Iterable[str]) -> list[tuple[DataType, list[str]]]:
@@ -45,7 +45,7 @@ def discard(resources: Iterable[str]) -> int:
     for data_type, keys in _by_type(resources):
         names = [f"{data_type.name}:{key}" for key in keys]
         seen = dirty.marks(data_type, keys)
-        pending.discard(data_type.lane, names)
+        claims.discard(data_type.lane, names)
         dirty.clear(data_type.name, seen)
         watched = leases.visible_among(data_type.name, keys)
         refresh(data_type, [f"{data_type.name}:{key}" for key in keys if key in watched])

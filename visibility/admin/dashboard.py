@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from visibility import freshness, health, history
+from visibility import freshness, health
 from visibility.admin.charts import Chart
 from visibility.admin.figures import DAY, RANGES, Range, charts
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
 from visibility.exceptions import RedisAway
-from visibility.histogram import Histogram
-from visibility.ledger import METRICS as LEDGER
-from visibility.ledger import Ledger, ledger
-from visibility.soft import pages, pending
+from visibility.insight import history
+from visibility.insight.histogram import Histogram
+from visibility.insight.ledger import METRICS as LEDGER, Ledger, ledger
+from visibility.soft import levels, pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class LaneLine:
 
     name: str
     queue: str
-    state: pending.LaneState
+    state: levels.LaneState
     bound: int
     workers: int | None
     css: str
@@ -71,7 +71,7 @@ def lanes() -> list[LaneLine]:
     out = []
     for name in settings.LANES:
         lane = settings.lane(name)
-        state = pending.lane_state(name)
+        state = levels.lane_state(name)
         css = {"normal": "ok", "pressed": "warn"}.get(state.stage, "bad")
         out.append(
             LaneLine(name=name, queue=lane.queue, state=state, bound=lane.bound, workers=engine.workers(lane.queue), css=css)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from django.utils import formats, timezone
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
-from visibility import freshness, history
+from visibility import freshness
 from visibility.admin.charts import Chart, Series, lines, stacked
-from visibility.histogram import Histogram
-from visibility.metrics import Figures
-from visibility.reasons import span
+from visibility.insight import history
+from visibility.insight.histogram import Histogram
+from visibility.insight.metrics import Figures
+from visibility.insight.reasons import span
 
 DAY = 86_400.0
 COUNTS = (

@@ -21,13 +21,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from visibility import freshness
-from visibility.catalogue import AMOUNTS, CATALOGUE, COUNTER
 from visibility.conf import settings
 from visibility.datatypes import registry as data_types
 from visibility.exceptions import RedisAway
-from visibility.histogram import Histogram, bucket_of, upper
-from visibility.metrics import Figures
-from visibility.soft import inspect, leases, pending, upkeep
+from visibility.insight.catalogue import AMOUNTS, CATALOGUE, COUNTER
+from visibility.insight.histogram import Histogram, bucket_of, upper
+from visibility.insight.metrics import Figures
+from visibility.soft import inspect, leases, levels, upkeep
 
 STAGES = ("normal", "pressed", "flooded")
 # Edges are those of our own buckets next to these, so that each counts whole buckets.
@@ -88,7 +88,7 @@ class VisibilityCollector(Collector):
         for data_type in data_types:
             visible.add_metric([data_type.name], leases.visible_count(data_type.name))
         yield visible
-        states = {name: pending.lane_state(name) for name in settings.LANES}
+        states = {name: levels.lane_state(name) for name in settings.LANES}
         gauges = (
             ("pending", "Resources that wait for a recompute", lambda state: state.pending),
             ("claimed", "Resources being built", lambda state: state.claimed),

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from django.utils import timezone
 
 from visibility import dirty, freshness
-from visibility import outbox as outbox_rows
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor.finding import CRITICAL, WARNING, Finding
+from visibility.events import outbox as outbox_rows
 from visibility.models import DirtyFlag, Event, Rollup
 from visibility.soft import inspect, leases
 

@@ -8,7 +8,7 @@ from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
 from visibility.doctor.finding import CRITICAL, INFO, WARNING, Finding
-from visibility.soft import inspect, pages, pending, upkeep
+from visibility.soft import inspect, levels, pages, upkeep
 
 LATE = 10.0
 SILENT = 30.0
@@ -39,7 +39,7 @@ def no_worker() -> Iterator[Finding]:
         lane = settings.lane(name)
         alive = engine.workers(lane.queue)
         if alive == 0:
-            state = pending.lane_state(name)
+            state = levels.lane_state(name)
             yield Finding(
                 code="no_worker",
                 severity=CRITICAL if state.pending + state.claimed else WARNING,
@@ -52,7 +52,7 @@ def no_worker() -> Iterator[Finding]:
 def piling_up() -> Iterator[Finding]:
     """What is due is taken soon."""
     for name in settings.LANES:
-        state = pending.lane_state(name)
+        state = levels.lane_state(name)
         lane = settings.lane(name)
         late = state.lag > max(LATE, 3 * _promise(name))
         full = state.pending + state.claimed >= 0.9 * lane.bound
@@ -81,7 +81,7 @@ def piling_up() -> Iterator[Finding]:
 def pressed() -> Iterator[Finding]:
     """Lanes that leave work out."""
     for name in settings.LANES:
-        stage = pending.lane_state(name).stage
+        stage = levels.lane_state(name).stage
         if stage and stage != "normal":
             yield Finding(
                 code="under_pressure",
@@ -116,7 +116,7 @@ def doubled_jobs() -> Iterator[Finding]:
 def ended_claims() -> Iterator[Finding]:
     """Claims end by their owner, not by time."""
     for name in settings.LANES:
-        state = pending.lane_state(name)
+        state = levels.lane_state(name)
         ended = inspect.ended_claims(name, 2 * settings.BUILD_LEASE)
         if ended:
             yield Finding(

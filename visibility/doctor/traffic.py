@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from visibility import history
 from visibility.datatypes import registry
 from visibility.doctor.finding import CRITICAL, WARNING, Finding
-from visibility.metrics import Figures
+from visibility.insight import history
+from visibility.insight.metrics import Figures
 
 SPAN = 600.0
 METRICS = ("reads", "builds", "build_failures", "build_seconds", "lock_waits", "store_refused", "claims_lost", "metrics_dropped")

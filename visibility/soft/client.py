@@ -24,18 +24,14 @@ from redis.cluster import ClusterNode
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
+    ConnectionError as RedisConnectionError,
     MasterDownError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
-    TryAgainError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
+    TryAgainError,
 )
 from redis.retry import Retry
 from redis.sentinel import Sentinel

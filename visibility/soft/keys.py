@@ -7,6 +7,9 @@ from zlib import crc32
 
 from visibility.conf import settings
 
+# How many resources one script takes at a time: enough that the call costs little, few enough that Redis never stands still.
+CHUNK = 200
+
 
 def shards() -> range:
     """All shard numbers."""

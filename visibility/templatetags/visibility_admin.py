@@ -13,10 +13,9 @@ from django.urls import reverse
 from django.utils import formats, timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
-from visibility.reasons import span as span_text
+from visibility.insight.reasons import span as span_text
 
 register = template.Library()
 NONE = "–"

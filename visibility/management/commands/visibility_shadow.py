@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from visibility import history, metrics
 from visibility.datatypes import is_shadow, registry
+from visibility.insight import history, metrics
 
 NAMES = ("gate_hot", "gate_cold", "gate_dropped")
 

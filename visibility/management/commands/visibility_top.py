@@ -9,15 +9,16 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 from django.utils import timezone
 
-from visibility import freshness, history
+from visibility import freshness
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
 from visibility.exceptions import RedisAway
-from visibility.ledger import METRICS, ledger
+from visibility.insight import history
+from visibility.insight.ledger import METRICS, ledger
+from visibility.insight.reasons import span
 from visibility.models import Event
-from visibility.reasons import span
-from visibility.soft import pages, pending, upkeep
+from visibility.soft import levels, pages, upkeep
 
 SPAN = 60.0
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
@@ -68,7 +69,7 @@ class Command(BaseCommand):
         yield ""
         yield _row(LANES, "lane", "stage", "pending", "due", "claimed", "bound", "late", "workers")
         for name in settings.LANES:
-            state, lane = pending.lane_state(name), settings.lane(name)
+            state, lane = levels.lane_state(name), settings.lane(name)
             workers = engine.workers(lane.queue)
             late, known = span(max(0.0, state.lag)), "?" if workers is None else workers
             line = _row(LANES, name, state.stage, state.pending, state.due, state.claimed, lane.bound, late, known)

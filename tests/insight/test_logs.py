@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from django.utils import timezone
+
+from tests.lanes import watch
+from visibility import signals
+from visibility.insight import logs, metrics, trail
+from visibility.soft import client
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    client.close()
+    trail._notes.clear()
+    metrics._buffer.take()
+    logs.connect()
+
+
+def record(caplog: pytest.LogCaptureFixture, logger: str) -> logging.LogRecord:
+    return next(one for one in caplog.records if one.name == logger)
+
+
+def test_every_figure_is_an_attribute_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "visibility")
+    signals.snapshot_built.send_robust("feed", resource="feed:1", version=7, seconds=0.25, event_at=timezone.now())
+    signals.event_processed.send_robust("gate", event_ids=["a"], decision={"feed": {"hot": 1}}, seconds=0.01, error=None)
+    signals.became_visible.send_robust("feed", resource="feed:1")
+    signals.user_online.send_robust("presence", user_id="7")
+    signals.pressure_changed.send_robust("hot", stage="pressed", previous="normal")
+    signals.slo_alert.send_robust("feed", state="burning_fast", burn_rate=20.0, attained=0.9)
+    built = record(caplog, "visibility.build")
+    assert (built.data_type, built.resource, built.version, built.seconds) == ("feed", "feed:1", 7, 0.25)  # type: ignore[attr-defined]
+    assert record(caplog, "visibility.gate").decision == {"feed": {"hot": 1}}  # type: ignore[attr-defined]
+    assert record(caplog, "visibility.lane").levelno == logging.WARNING
+    alert = record(caplog, "visibility.slo")
+    assert alert.levelno == logging.ERROR and alert.burn_rate == 20.0  # type: ignore[attr-defined]
+    extra = {name for one in caplog.records for name in vars(one)} - set(vars(logging.makeLogRecord({})))
+    assert extra - {"message", "asctime"} <= set(logs.FIELDS)
+
+
+def test_a_failure_of_the_gate_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    signals.event_processed.send_robust("gate", event_ids=["a", "b"], decision=None, seconds=None, error="KeyError: 'x'")
+    assert record(caplog, "visibility.gate").levelno == logging.ERROR
+    assert "KeyError" in caplog.text
+
+
+def test_the_end_of_an_alert_is_only_information(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "visibility")
+    signals.slo_alert.send_robust("feed", state="met", burn_rate=0.0, attained=None)
+    assert record(caplog, "visibility.slo").levelno == logging.INFO
+
+
+def test_connecting_twice_is_connecting_once(caplog: pytest.LogCaptureFixture) -> None:
+    logs.connect()
+    signals.pressure_changed.send_robust("hot", stage="flooded", previous="pressed")
+    assert sum(one.name == "visibility.lane" for one in caplog.records) == 1
+    logs.disconnect()
+    caplog.clear()
+    signals.pressure_changed.send_robust("hot", stage="normal", previous="flooded")
+    assert not [one for one in caplog.records if one.name == "visibility.lane"]
+    logs.connect()
+
+
+class TestTrail:
+    def test_the_newest_happenings_are_kept(self) -> None:
+        for n in range(30):
+            trail.note("feed:1", "built", version=n)
+        metrics.flush()
+        assert [one["version"] for one in trail.read("feed:1")] == list(range(29, 9, -1))
+
+    def test_under_load_notes_are_dropped_and_counted(self) -> None:
+        for n in range(trail.PER_FLUSH + 7):
+            trail.note(f"feed:{n}", "built")
+        metrics.flush()
+        assert len(trail.read("feed:0")) == 1
+        assert trail.read(f"feed:{trail.PER_FLUSH + 6}") == []
+
+    def test_signals_leave_notes(self) -> None:
+        watch("feed:1")
+        signals.became_visible.send_robust("feed", resource="feed:1")
+        signals.snapshot_built.send_robust("feed", resource="feed:1", version=7, seconds=0.25, event_at=None)
+        signals.became_hidden.send_robust("feed", resource="feed:1")
+        metrics.flush()
+        assert [one["kind"] for one in trail.read("feed:1")] == ["hidden", "built", "visible"]

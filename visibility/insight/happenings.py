@@ -1,0 +1,166 @@
+"""What lately happened to a resource: events with the gate's reasons, and a time line of them with builds, marks and failures."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterable
+from typing import Any, TypedDict
+
+from django.utils.translation import gettext as _, ngettext
+
+from visibility.datatypes import DataType
+from visibility.dirty import Marks
+from visibility.exceptions import RedisAway
+from visibility.insight import trail
+from visibility.models import DirtyFlag, Event
+from visibility.soft.looks import Look
+from visibility.soft.snapshots import Stored
+
+RECENT = 300
+SHOWN = 10
+LINES = 40
+
+
+class EventLine(TypedDict):
+    """One event. `about` is `resource` where it is known to concern it, `type` where only the type is. Times in ISO 8601."""
+
+    id: str
+    about: str
+    at: str
+    processed_at: str | None
+    source: str
+    model: str
+    action: str
+    object: str
+    outcome: str
+    hot: int
+    cold: int
+    reasons: dict[str, int]
+    took_ms: float | None
+    error: str
+
+
+class Happening(TypedDict):
+    """A point of the time line: when (ISO 8601), what (event, built, marked, failed, visible, hidden, pending), in words."""
+
+    at: str
+    kind: str
+    text: str
+
+
+def iso(at: dt.datetime | float) -> str:
+    """ISO 8601 in UTC, of a datetime or of seconds since 1970."""
+    if not isinstance(at, dt.datetime):
+        at = dt.datetime.fromtimestamp(at, dt.UTC)
+    return at.astimezone(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def line(event: Event, data_type: str, about: str) -> EventLine:
+    """An event as seen from one data type."""
+    decision = (event.decision or {}).get(data_type) or {}
+    return {
+        "id": str(event.pk),
+        "about": about,
+        "at": iso(event.created_at),
+        "processed_at": iso(event.processed_at) if event.processed_at else None,
+        "source": event.source,
+        "model": event.model,
+        "action": event.action,
+        "object": event.object_pk or event.external_id or "",
+        "outcome": event.outcome or "waiting",
+        "hot": int(decision.get("hot", 0)),
+        "cold": int(decision.get("cold", 0)),
+        "reasons": {str(why): int(n) for why, n in (decision.get("reasons") or {}).items() if n},
+        "took_ms": event.took_ms,
+        "error": event.error,
+    }
+
+
+def _named(event: Event, data_type: str, key: str) -> bool:
+    """Whether the event itself names the key: emitted keys, or the sample that the gate keeps of what went hot."""
+    body = event.body if isinstance(event.body, dict) else {}
+    decision = (event.decision or {}).get(data_type)
+    samples: list[Any] = [body.get("keys"), body.get("key")]
+    if isinstance(decision, dict):
+        samples += [decision.get("keys"), decision.get("sample")]
+    return any(
+        key == sample if isinstance(sample, str) else isinstance(sample, list) and key in [str(one) for one in sample]
+        for sample in samples
+    )
+
+
+def _concerns(event: Event, data_type: str) -> bool:
+    return data_type in (event.decision or {}) or data_type in event.data_type.replace(",", " ").split()
+
+
+def events_of(data_type: DataType, key: str, last: str = "") -> list[EventLine]:
+    """The newest events that concern a resource, from the newest `RECENT` of the log and the one that its state names (`last`).
+
+    Where an event's audience is a query, the log does not say whom it reached; such events are given as about the type.
+    """
+    found: dict[uuid.UUID, EventLine] = {}
+    for event in Event.objects.order_by("-id")[:RECENT]:
+        if str(event.pk) == last or _named(event, data_type.name, key):
+            found[event.pk] = line(event, data_type.name, "resource")
+        elif _concerns(event, data_type.name):
+            found[event.pk] = line(event, data_type.name, "type")
+    newest = sorted(found.items(), reverse=True, key=lambda pair: (pair[1]["about"] == "resource", pair[0]))[:SHOWN]
+    chosen = dict(newest)
+    for pk in _uuids([last]):
+        if pk not in found and (older := Event.objects.filter(pk=pk).first()):
+            chosen[pk] = line(older, data_type.name, "resource")
+    return [chosen[pk] for pk in sorted(chosen, reverse=True)]
+
+
+def _uuids(texts: Iterable[str]) -> list[uuid.UUID]:
+    out = []
+    for text in texts:
+        try:
+            out.append(uuid.UUID(text))
+        except ValueError:
+            continue
+    return out
+
+
+def timeline(
+    resource: str, events: list[EventLine], stored: Stored | None, marks: Marks, flag: DirtyFlag | None, seen: Look | None
+) -> list[Happening]:
+    """What is known of a resource's last happenings, newest first, at most `LINES`."""
+    out: list[Happening] = [
+        {"at": one["at"], "kind": "event", "text": _event_text(one)} for one in events if one["about"] == "resource"
+    ]
+    built = set()
+    try:
+        notes = trail.read(resource) if seen else []
+    except RedisAway:
+        notes = []
+    for note in notes:
+        version = note.get("version")
+        if note["kind"] == "built":
+            built.add(version)
+            text = _("Version %(version)s built in %(seconds).3f s") % {"version": version, "seconds": note.get("seconds") or 0}
+        else:
+            text = _("Became visible") if note["kind"] == "visible" else _("Became hidden")
+        out.append({"at": iso(note["at"]), "kind": note["kind"], "text": text})
+    if stored is not None and stored.version not in built:
+        values = {"version": stored.version, "seconds": stored.cost_ms / 1000}
+        text = _("Version %(version)s built in %(seconds).3f s") % values
+        out.append({"at": iso(stored.built_ms / 1000), "kind": "built", "text": text})
+    if marks.first_at:
+        text = ngettext("Marked dirty; %(n)d change since", "Marked dirty; %(n)d changes since", marks.changes)
+        out.append({"at": iso(marks.first_at), "kind": "marked", "text": text % {"n": marks.changes}})
+    if flag and flag.quarantined_at:
+        out.append({"at": iso(flag.quarantined_at), "kind": "failed", "text": _("Set aside in quarantine")})
+    if seen and seen.pending and seen.since_ms:
+        out.append({"at": iso(seen.since_ms / 1000), "kind": "pending", "text": _("Oldest change that is not shown yet")})
+    out.sort(key=lambda one: one["at"], reverse=True)
+    return out[:LINES]
+
+
+def _event_text(one: EventLine) -> str:
+    what = " ".join(filter(None, (one["model"] or one["source"], one["action"], one["object"])))
+    why = ", ".join(f"{reason} × {n}" for reason, n in sorted(one["reasons"].items()))
+    return _("%(what)s: hot %(hot)d, cold %(cold)d") % {"what": what, "hot": one["hot"], "cold": one["cold"]} + (
+        f" ({why})" if why else ""
+    )

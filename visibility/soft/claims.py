@@ -1,0 +1,208 @@
+"""Claims: who builds a resource now, under which token, and how that ends.
+
+At most one a resource. The generation is taken at the claim, before the source is read; a claim ends by `done` or `fail`
+from its owner, or by its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from visibility.soft.client import aclient, client, guard, run
+from visibility.soft.keys import CHUNK, by_shard, key, shard_of
+
+
+class Claimed(NamedTuple):
+    """One claimed resource, as it stood when it was claimed. `gen` and `epoch` are opaque and compared later.
+
+    `lost`: claims in a row that ended by their lease, because their worker died or hung.
+    """
+
+    resource: str
+    gen: str
+    epoch: str
+    since_ms: int
+    forced: bool
+    tries: int
+    event: str
+    version: int
+    visible: bool
+    was_pending: bool
+    lost: int = 0
+
+
+class Claim(NamedTuple):
+    """A batch owned under one token. `due` more wait now; the next is due in `next_ms` (-1: none waits).
+
+    `bell_ms`: nothing was due, and the lane rings its bell for the caller during this time: `linger`.
+    """
+
+    shard: int
+    now_ms: int
+    token: str
+    due: int
+    next_ms: int
+    rows: list[Claimed]
+    bell_ms: int = 0
+
+
+class Busy(NamedTuple):
+    """Somebody else builds it now."""
+
+    owner: str
+
+
+class Later(NamedTuple):
+    """Its last build failed a moment ago; try again after `ms`."""
+
+    ms: int
+    error: str
+
+
+class Moved(NamedTuple):
+    """A build of it ended since the caller looked: look again, it may be served."""
+
+    version: int
+
+
+class Done(NamedTuple):
+    """How a claim ends: `how` is trust, keep, drop or back (see `lua/done.lua`)."""
+
+    row: Claimed
+    how: str
+    window: float = 0.0
+
+
+def _claimed(row: list[Any]) -> Claimed:
+    resource, gen, epoch, since, forced, tries, event, version, visible, was_pending, lost = row
+    return Claimed(
+        resource.decode(), gen.decode(), epoch.decode(), int(since), forced == b"1", int(tries), event.decode(), int(version),
+        visible == 1, was_pending == 1, int(lost),
+    )  # fmt: skip
+
+
+def _claim(lane: str, shard: int, limit: int, lease: float, stay: float, names: Sequence[str]) -> tuple[Claim, list[Any]]:
+    args = (lane, limit, int(lease * 1000), int(stay * 1000), *names)
+    now, token, due, wait, bell, rows, refused = run("claim", shard, *args)
+    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows], bell), refused
+
+
+def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) -> Claim:
+    """Own up to `limit` due resources of a lane for `lease` seconds. Ended claims of others are taken back first.
+
+    Where nothing is due, the caller may `linger`: `stay` seconds, or until the next is due if that is soon.
+    """
+    return _claim(lane, shard, limit, lease, stay, ())[0]
+
+
+def claim_named(
+    lane: str, resources: Sequence[str], lease: float, seen: Mapping[str, int] | None = None
+) -> tuple[list[Claim], dict[str, Busy | Later | Moved]]:
+    """Own these resources, pending or not, under one token a shard; and of the others, who builds them or when to try again.
+
+    With `seen`, the version of each as the caller looked, one that was built since is refused as `Moved`.
+    """
+    claims: list[Claim] = []
+    refused: dict[str, Busy | Later | Moved] = {}
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            part = names[start : start + CHUNK]
+            named = [a for name in part for a in (name, "" if seen is None else str(seen[name]))]
+            owned, rows = _claim(lane, shard, len(part), lease, 0.0, named)
+            if owned.rows:
+                claims.append(owned)
+            for resource, why, value, *rest in rows:
+                refused[resource.decode()] = (
+                    Busy(value.decode())
+                    if why == b"busy"
+                    else Moved(int(value))
+                    if why == b"moved"
+                    else Later(value, rest[0].decode())
+                )
+    return claims, refused
+
+
+def claim_one(lane: str, resource: str, lease: float) -> Claim | Busy | Later | Moved:
+    """Own one resource, pending or not; or learn who builds it, or when the next try is due."""
+    claims, refused = claim_named(lane, [resource], lease)
+    return claims[0] if claims else refused[resource]
+
+
+def extend(lane: str, owned: Claim, lease: float, resources: Sequence[str]) -> list[str]:
+    """Renew claims; answers those that are lost (nothing may be stored for them any more)."""
+    if lease <= 0:
+        raise ValueError(f"a claim is extended by a time above 0, not {lease!r}")
+    return [r.decode() for r in run("extend", owned.shard, lane, owned.token, int(lease * 1000), *resources)]
+
+
+def store(lane: str, owned: Claim, items: Sequence[tuple[str, int, int, bytes]]) -> list[bool]:
+    """Store `(resource, ttl_ms, soft_until_ms, packed)`; False where the claim has ended or a newer one is there."""
+    out: list[bool] = []
+    batch: list[tuple[str, int, int, bytes]] = []
+    size = 0
+    for item in [*items, None]:
+        if batch and (item is None or size + len(item[3]) > 4_000_000):
+            out += [flag == 1 for flag in run("store", owned.shard, lane, owned.token, *(a for i in batch for a in i))]
+            batch, size = [], 0
+        if item is not None:
+            batch.append(item)
+            size += len(item[3])
+    return out
+
+
+def done(lane: str, owned: Claim, ends: Sequence[Done]) -> tuple[bool, list[int]]:
+    """End claims. Answers whether to wake the lane, and per item 1 clean, 2 pending again, 0 claim lost."""
+    if not ends:
+        return False, []
+    args = [a for row, how, window in ends for a in (row.resource, row.gen, row.epoch, int(window * 1000), how)]
+    woke, *states = run("done", owned.shard, lane, owned.token, *args)
+    return woke == 1, states
+
+
+def fail(lane: str, owned: Claim, items: Sequence[tuple[Claimed, float, str, bool]]) -> list[int]:
+    """End claims whose build failed: `(row, delay seconds, error, give up)`. Answers failures in a row, 0 where lost."""
+    args = [
+        a for row, delay, error, give_up in items for a in (row.resource, row.gen, int(delay * 1000), error[:500], int(give_up))
+    ]
+    return list(run("fail", owned.shard, lane, owned.token, *args)) if items else []
+
+
+def discard(lane: str, resources: Iterable[str]) -> None:
+    """Forget snapshots and end claims on them."""
+    for shard, names in by_shard(list(resources)).items():
+        for start in range(0, len(names), CHUNK):
+            run("discard", shard, lane, *names[start : start + CHUNK])
+
+
+def linger(owned: Claim, lane: str) -> bool:
+    """After a claim that found nothing due: wait until the lane's bell rings, so that what comes meanwhile needs no new job.
+
+    True if it rang. Whoever waits in vain must claim once more before leaving: the bell may have rung at the last moment.
+    """
+    with guard():
+        redis = client()
+        try:
+            return redis.blpop([key(owned.shard, "bell", lane)], timeout=owned.bell_ms / 1000) is not None
+        finally:
+            stop_lingering(owned, lane)
+
+
+def stop_lingering(owned: Claim, lane: str) -> None:
+    """From now on what comes wakes the lane by a job again."""
+    with guard():
+        client().delete(key(owned.shard, "lingering", lane))
+
+
+def wait_for_build(resource: str, owner: str, seconds: float) -> bool:
+    """Block until the build under this token ended; True if it did within the time. All waiters wake at once."""
+    name = key(shard_of(resource), "baton", resource, owner)
+    with guard():
+        return client().blmove(name, name, seconds, "LEFT", "RIGHT") is not None
+
+
+async def await_for_build(resource: str, owner: str, seconds: float) -> bool:
+    """The asynchronous twin of `wait_for_build`."""
+    name = key(shard_of(resource), "baton", resource, owner)
+    with guard():
+        return await aclient().blmove(name, name, seconds, "LEFT", "RIGHT") is not None

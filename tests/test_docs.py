@@ -43,11 +43,12 @@ def first_column(text: str, heading: str) -> list[str]:
 
 @pytest.fixture
 def blog(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The app of the snippets: a `blog` whose models are this test project's; what they register is forgotten again."""
-    package, own = ModuleType("blog"), ModuleType("blog.models")
-    vars(own).update({name: value for name, value in vars(models).items() if not name.startswith("_")})
-    monkeypatch.setitem(sys.modules, "blog", package)
-    monkeypatch.setitem(sys.modules, "blog.models", own)
+    """The apps of the snippets, whose models are this test project's; what they register is forgotten again."""
+    for app in ("blog", "shop"):
+        package, own = ModuleType(app), ModuleType(f"{app}.models")
+        vars(own).update({name: value for name, value in vars(models).items() if not name.startswith("_")})
+        monkeypatch.setitem(sys.modules, app, package)
+        monkeypatch.setitem(sys.modules, f"{app}.models", own)
     monkeypatch.setenv("METRICS_TOKEN", "t")
     own_types, registry._types = registry._types, {}
     yield

@@ -78,6 +78,14 @@ class Price(models.Model):
         return f"{self.symbol} {self.cents}"
 
 
+class Order(models.Model):
+    customer = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="orders")
+    status = models.CharField(max_length=20, default="new")
+
+    def __str__(self) -> str:
+        return f"order {self.pk} is {self.status}"
+
+
 class Counter(models.Model):
     """The smallest source there is: `counter:<name>` must end up equal to `value`."""
 

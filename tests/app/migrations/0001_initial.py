@@ -110,4 +110,17 @@ class Migration(migrations.Migration):
                 "constraints": [models.UniqueConstraint(fields=("room", "user"), name="testapp_read_once")],
             },
         ),
+        migrations.CreateModel(
+            name="Order",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("status", models.CharField(default="new", max_length=20)),
+                (
+                    "customer",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="orders", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+            ],
+        ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def test_S3_channel_layers(layers: dict[str, Any], ids: list[str]) -> None:
 
 
 def test_S3_redis_py_7_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "7.1.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "7.1.0")
     assert found(CHANNEL_LAYERS=_core(hosts=["redis://localhost"])) == []
 
 

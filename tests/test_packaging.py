@@ -85,3 +85,31 @@ def test_the_readme_has_the_two_commands() -> None:
     begin = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt && .venv/bin/python "
     assert lines.count(begin + "manage.py demo") == 1
     assert lines.count(begin + "-m pytest") == 1
+
+
+HEAVY = ("redis", "rq", "django_rq", "channels", "channels_redis", "prometheus_client", "opentelemetry", "visibility.soft")
+SETUP = """
+import django
+from django.conf import settings
+apps = ["django.contrib.contenttypes", "django.contrib.auth", "django.contrib.sessions", "visibility"]
+settings.configure(INSTALLED_APPS=apps, SECRET_KEY="for tests only", USE_TZ=True)
+django.setup()
+"""
+
+
+def modules_after(code: str) -> set[str]:
+    """What a new process has imported after this code."""
+    command = [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"]
+    return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_import_visibility_imports_nothing_else() -> None:
+    loaded = modules_after("import visibility")
+    assert "visibility" in loaded
+    assert not [name for name in loaded if name.startswith(("visibility.", "django.")) or name in HEAVY]
+
+
+def test_the_installed_app_imports_no_client_no_queue_and_no_sockets() -> None:
+    loaded = modules_after(SETUP)
+    assert "visibility.events.sources" in loaded
+    assert not [name for name in HEAVY if name in loaded]

@@ -13,15 +13,13 @@ Memberships of your own kind: call `recheck(user)` where they change, for exampl
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
-from django.contrib.auth.models import AnonymousUser, Group, Permission
-from django.contrib.auth.signals import user_logged_out
+from django.contrib.auth.models import AnonymousUser
 from django.db import InterfaceError, OperationalError, router, transaction
-from django.db.models.signals import m2m_changed, post_delete, post_save
 
 from visibility import push
 from visibility.datatypes import parse_resource, registry
@@ -30,8 +28,6 @@ from visibility.soft.sessions import NOBODY
 from visibility.users import user_key, users_by_pk, users_of
 
 logger = logging.getLogger("visibility")
-# Fields of a user that decide about access; a save of others alone (last_login) asks nothing.
-TELLING = {"is_active", "is_staff", "is_superuser", "password"}
 
 
 class Asking(NamedTuple):
@@ -149,6 +145,15 @@ async def arecheck(user: Any = None, using: str | None = None) -> None:
     await push.in_thread(recheck)(user, using)
 
 
+def logged_out(session_key: str, user: Any = None) -> None:
+    """End the sockets of one login.
+
+    Raises:
+        RedisAway: nobody was told.
+    """
+    _tell({"kind": "logout", "session": digest(session_key), "user": None if user is None else user_key(user)})
+
+
 def _tell(entry: dict[str, Any]) -> None:
     push.publish_access(sessions.tell(entry))
 
@@ -156,59 +161,3 @@ def _tell(entry: dict[str, Any]) -> None:
 def _after_commit(entry: dict[str, Any], using: str | None = None) -> None:
     # robust: the host's commit must not fail for it; the timer re-check is the safety net.
     transaction.on_commit(lambda: _tell(entry), using=using or router.db_for_write(get_user_model()), robust=True)
-
-
-def _logged_out(sender: Any, request: Any = None, user: Any = None, **kwargs: Any) -> None:
-    key = getattr(getattr(request, "session", None), "session_key", None)
-    try:
-        if key:
-            _tell({"kind": "logout", "session": digest(key), "user": None if user is None else user_key(user)})
-        elif user is not None:
-            recheck(user)
-    except Exception:
-        # Logging out must work while Redis is away; the sockets end at the next re-check.
-        logger.exception("a logout was not told; its sockets end at the next re-check")
-
-
-def _user_saved(
-    sender: Any, instance: Any, created: bool, raw: bool, using: str, update_fields: Iterable[str] | None, **kwargs: Any
-) -> None:
-    if not raw and not created and (update_fields is None or TELLING & set(update_fields)):
-        recheck(instance, using)
-
-
-def _user_deleted(sender: Any, instance: Any, using: str, **kwargs: Any) -> None:
-    _after_commit({"kind": "recheck", "user": user_key(instance)}, using)
-
-
-def _rights_changed(
-    sender: Any, instance: Any, action: str, reverse: bool, using: str, pk_set: set[Any] | None = None, **kwargs: Any
-) -> None:
-    if not action.startswith("post_"):
-        return
-    if isinstance(instance, get_user_model()):
-        recheck(instance, using)
-    elif reverse and pk_set and issubclass(kwargs["model"], get_user_model()):
-        for pk in pk_set:
-            recheck(pk, using)
-    else:
-        # A group's rights, or who was in it, changed: whom it concerns is not known here.
-        recheck(None, using)
-
-
-def _rights_gone(sender: Any, using: str, **kwargs: Any) -> None:
-    recheck(None, using)
-
-
-def connect() -> None:
-    """Listen for logout, deactivation, password, group and permission changes; called when the apps are ready."""
-    user = get_user_model()
-    uid = "visibility.access"
-    user_logged_out.connect(_logged_out, dispatch_uid=uid)
-    post_save.connect(_user_saved, sender=user, dispatch_uid=uid)
-    post_delete.connect(_user_deleted, sender=user, dispatch_uid=uid)
-    for owner, name in ((user, "groups"), (user, "user_permissions"), (Group, "permissions")):
-        if hasattr(owner, name):
-            m2m_changed.connect(_rights_changed, sender=getattr(owner, name).through, dispatch_uid=uid)
-    for sender in (Group, Permission):
-        post_delete.connect(_rights_gone, sender=sender, dispatch_uid=uid)

@@ -9,7 +9,6 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -225,6 +224,8 @@ def check_layer(**_: Any) -> Iterator[CheckMessage]:
 
 
 def _redis_py() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return int(version("redis").partition(".")[0])
     except (PackageNotFoundError, ValueError):

@@ -1,7 +1,8 @@
 """Structured logging as receivers of this app's own signals; the notes of `trail` and the gate's times come along.
 
 Loggers `visibility.gate`, `.build`, `.presence`, `.lane` and `.slo`; every record carries its figures as attributes
-(`extra`), named in `FIELDS`, so that a JSON formatter writes them as they are. `connect()` runs once from `AppConfig.ready`.
+(`extra`), named in `FIELDS`, so that a JSON formatter writes them as they are. `connect()` runs once from `AppConfig.ready`;
+what a receiver needs of Redis is imported when it is called.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from datetime import datetime
 from typing import Any
 
 from visibility import signals
-from visibility.insight import metrics, trail
 
 FIELDS = (
     "data_type",
@@ -36,11 +36,15 @@ log_slo = logging.getLogger("visibility.slo")
 
 
 def on_visible(sender: str, resource: str, **kwargs: Any) -> None:
+    from visibility.insight import trail
+
     trail.note(str(resource), "visible")
     log_presence.debug("%s became visible", resource, extra={"data_type": sender, "resource": str(resource)})
 
 
 def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
+    from visibility.insight import trail
+
     trail.note(str(resource), "hidden")
     log_presence.debug("%s became hidden", resource, extra={"data_type": sender, "resource": str(resource)})
 
@@ -48,6 +52,8 @@ def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
 def on_built(
     sender: str, resource: str, version: int | None, seconds: float, event_at: datetime | None = None, **kwargs: Any
 ) -> None:
+    from visibility.insight import metrics, trail
+
     if trail.full():
         metrics.count("notes_dropped")
     else:
@@ -66,6 +72,8 @@ def on_event(
     error: BaseException | str | None = None,
     **kwargs: Any,
 ) -> None:
+    from visibility.insight import metrics
+
     if seconds is not None:
         metrics.observe("gate_seconds", seconds)
     ids = [str(one) for one in event_ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -479,6 +479,45 @@ def test_judging_many_at_once_takes_few_queries(make_user: Callable[..., User], 
         answers = judge(askings)
     assert [len(answer.allowed) for answer in answers] == [2] * 20
     assert not any(answer.over for answer in answers)
+
+
+def test_a_rule_over_many_keys_is_asked_once_for_all_that_a_user_watches(
+    make_user: Callable[..., User], monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    ann, bob = make_user("ann"), make_user("bob")
+    rooms = [Room.objects.create(name=f"r{n}") for n in range(40)]
+    for room in rooms[:30]:
+        room.members.add(ann)
+    asked: list[tuple[str, int]] = []
+
+    def many(self: Any, user: User, keys: Sequence[str]) -> Any:
+        asked.append((user.username, len(keys)))
+        return Room.objects.filter(pk__in=keys, members=user).values_list("pk", flat=True)
+
+    monkeypatch.setattr(type(registry.get("room")), "can_watch_many", many)
+    names = [f"room:{room.pk}" for room in rooms]
+    tabs = [Asking(str(ann.pk), None, None, names[:25]), Asking(str(ann.pk), None, None, names[20:])]
+    with django_assert_max_num_queries(3):
+        one, two, other = judge([*tabs, Asking(str(bob.pk), None, None, [names[0], "counter:a"])])
+    assert (one.allowed, two.allowed) == (set(names[:25]), set(names[20:30]))
+    assert other.allowed == {"counter:a"}
+    assert asked == [("ann", 40), ("bob", 1)]
+
+
+def test_a_key_that_the_rule_cannot_bear_refuses_no_other(
+    make_user: Callable[..., User], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ann = make_user()
+    room = Room.objects.create(name="r")
+    room.members.add(ann)
+    own = type(registry.get("room"))
+    answers = lambda self, user, keys: Room.objects.filter(pk__in=keys, members=user).values_list("pk", flat=True)  # noqa: E731
+    monkeypatch.setattr(own, "can_watch_many", answers)
+    assert access.may_watch_many(ann, ["room:no-number", f"room:{room.pk}", "nope:1"]) == {f"room:{room.pk}"}
+    assert "room:no-number" in caplog.text
+    for wrong in ({"1": False}, "1", None):
+        monkeypatch.setattr(own, "can_watch_many", lambda self, user, keys, wrong=wrong: wrong)
+        assert not may_watch(ann, "room:1")
 
 
 def test_a_session_of_another_user_is_over(make_user: Callable[..., User]) -> None:

@@ -13,7 +13,7 @@ Memberships of your own kind: call `recheck(user)` where they change, for exampl
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import InterfaceError, OperationalError, router, transaction
 
 from visibility import push
-from visibility.datatypes import parse_resource, registry
+from visibility.datatypes import DataType, parse_resource, registry
 from visibility.soft import sessions
 from visibility.soft.sessions import NOBODY
 from visibility.users import user_key, users_by_pk, users_of
@@ -53,7 +53,7 @@ def digest(session_key: str) -> str:
 
 
 def judge(askings: Sequence[Asking]) -> list[Answer]:
-    """Ask `can_watch` for many sessions at once, with users as the database has them now. An error in one is a no.
+    """Ask `can_watch_many` once a user and data type, with users as the database has them now. An error in one is a no.
 
     Raises:
         OperationalError, InterfaceError: the database is away; nothing was decided.
@@ -62,22 +62,16 @@ def judge(askings: Sequence[Asking]) -> list[Answer]:
     pk = get_user_model()._meta.pk
     plain = [a.user for a in askings if not a.session_key and a.account is None and a.user != NOBODY]
     by_pk = {str(found): user for found, user in users_by_pk([pk.to_python(one) for one in dict.fromkeys(plain)]).items()}
-    memo: dict[tuple[str, str], bool] = {}
-    out: list[Answer] = []
-    for asking in askings:
-        user = _user(asking, by_login, by_pk)
-        if user is None:
-            out.append(Answer(True, set()))
-            continue
-        allowed = set()
-        for name in asking.resources:
-            slot = (asking.user, name)
-            if slot not in memo:
-                memo[slot] = may_watch(user, name)
-            if memo[slot]:
-                allowed.add(name)
-        out.append(Answer(False, allowed))
-    return out
+    users = [_user(asking, by_login, by_pk) for asking in askings]
+    wanted: dict[str, tuple[Any, dict[str, None]]] = {}
+    for asking, user in zip(askings, users, strict=True):
+        if user is not None:
+            wanted.setdefault(asking.user, (user, {}))[1].update(dict.fromkeys(asking.resources))
+    may = {name: may_watch_many(user, resources) for name, (user, resources) in wanted.items()}
+    return [
+        Answer(True, set()) if user is None else Answer(False, may[asking.user].intersection(asking.resources))
+        for asking, user in zip(askings, users, strict=True)
+    ]
 
 
 def _user(asking: Asking, by_login: dict[str, Any], by_pk: dict[str, Any]) -> Any:
@@ -90,22 +84,41 @@ def _user(asking: Asking, by_login: dict[str, Any], by_pk: dict[str, Any]) -> An
 
 
 def may_watch(user: Any, resource: str) -> bool:
-    """Whether the data type lets this user watch this resource now; no for unknown types, and if `can_watch` fails.
+    """`may_watch_many` for one resource."""
+    return bool(may_watch_many(user, [resource]))
+
+
+def may_watch_many(user: Any, resources: Iterable[str]) -> set[str]:
+    """Which of these the data types let this user watch now; none of unknown types, and none whose rule fails.
 
     Raises:
         OperationalError, InterfaceError: the database is away.
     """
-    kind, _, key = resource.partition(":")
-    data_type = registry.find(kind)
-    if data_type is None or (user_key(user) == NOBODY and not data_type.anonymous):
-        return False
+    nobody = user_key(user) == NOBODY
+    by_type: dict[DataType, list[str]] = {}
+    for name in resources:
+        kind, _, key = name.partition(":")
+        data_type = registry.find(kind)
+        if data_type is not None and (data_type.anonymous or not nobody):
+            by_type.setdefault(data_type, []).append(key)
+    return {f"{data_type.name}:{key}" for data_type, keys in by_type.items() for key in _allowed(data_type, user, keys)}
+
+
+def _allowed(data_type: DataType, user: Any, keys: Sequence[str]) -> set[str]:
     try:
-        return bool(data_type.can_watch(user, key))
+        found = data_type.can_watch_many(user, keys)
+        if isinstance(found, (str, Mapping)):
+            # Its keys would be taken for a yes, whatever stands behind them.
+            raise TypeError(f"{data_type.name}.can_watch_many answers the keys that may be watched, not a {type(found).__name__}")
+        return set(keys).intersection(map(str, found))
     except (OperationalError, InterfaceError):
         raise
     except Exception:
-        logger.exception("%s.can_watch failed for user %s on %s; refused", kind, user_key(user), resource)
-        return False
+        if len(keys) > 1:
+            # One by one, so that a key that the rule cannot bear refuses no other.
+            return set().union(*(_allowed(data_type, user, [key]) for key in keys))
+        logger.exception("may user %s watch %s:%s? The rule failed; refused", user_key(user), data_type.name, keys[0])
+        return set()
 
 
 def revoke(user: Any, resource: str | None = None, reason: str = "revoked") -> None:

@@ -6,7 +6,7 @@ request. unread: eventual, but right when its room is opened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from django.contrib.auth import get_user_model
@@ -181,8 +181,8 @@ class Unread(Metered):
 class OfRoom(Metered):
     """What only the members of a room may watch."""
 
-    def can_watch(self, user: Any, key: str) -> bool:
-        return Membership.objects.filter(room__in=numbers([key]), user_id=user.pk).exists()
+    def can_watch_many(self, user: Any, keys: Sequence[str]) -> Iterable[int]:
+        return Membership.objects.filter(room__in=numbers(keys), user_id=user.pk).values_list("room", flat=True)
 
 
 @register

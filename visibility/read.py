@@ -25,7 +25,7 @@ from visibility.datatypes import DataType, check_key, data_type_of
 from visibility.exceptions import RedisAway
 from visibility.insight import metrics
 from visibility.soft import claims, clock, leases, snapshots
-from visibility.soft.client import aclient, client, guard
+from visibility.soft.client import aclient, client, guard, turn
 from visibility.soft.keys import base, by_shard, shard_of
 from visibility.soft.snapshots import Snapshot
 from visibility.sql import hygiene
@@ -132,7 +132,7 @@ async def aread(data_type: str | type[DataType] | DataType, key: Any) -> Snapsho
     resource = f"{found.name}:{name}"
     if found.active_window is None:
         try:
-            with guard():
+            async with turn():
                 raw, fresh = await aclient().mget(_names(resource))
         except RedisAway:
             return (await _in_thread(from_source)(found, [name]))[name]

@@ -6,10 +6,12 @@ from its owner, or by its lease.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from visibility.soft.client import aclient, client, guard, run
+from visibility.soft.client import aclient, client, guard, run, turn
 from visibility.soft.keys import CHUNK, by_shard, key, shard_of
 
 
@@ -201,8 +203,30 @@ def wait_for_build(resource: str, owner: str, seconds: float) -> bool:
         return client().blmove(name, name, seconds, "LEFT", "RIGHT") is not None
 
 
+_waits: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], asyncio.Task[bool]]] = WeakKeyDictionary()
+
+
 async def await_for_build(resource: str, owner: str, seconds: float) -> bool:
-    """The asynchronous twin of `wait_for_build`."""
+    """The asynchronous twin of `wait_for_build`. All of an event loop who wait for the same build share the first one's wait."""
+    waits, slot = _waits.setdefault(asyncio.get_running_loop(), {}), (resource, owner)
+    if slot not in waits:
+        waits[slot] = asyncio.create_task(_wait(resource, owner, seconds))
+        waits[slot].add_done_callback(lambda task: _waited(waits, slot, task))
+    return await asyncio.shield(waits[slot])
+
+
+def _waited(waits: dict[tuple[str, str], asyncio.Task[bool]], slot: tuple[str, str], task: asyncio.Task[bool]) -> None:
+    del waits[slot]
+    if not task.cancelled():
+        # Looked at, in case that everybody who waited has gone.
+        task.exception()
+
+
+async def _wait(resource: str, owner: str, seconds: float) -> bool:
     name = key(shard_of(resource), "baton", resource, owner)
-    with guard():
-        return await aclient().blmove(name, name, seconds, "LEFT", "RIGHT") is not None
+    try:
+        # A second more, for a turn: who gets none looks again.
+        async with asyncio.timeout(seconds + 1.0), turn(waits=True):
+            return await aclient().blmove(name, name, seconds, "LEFT", "RIGHT") is not None
+    except TimeoutError:
+        return False

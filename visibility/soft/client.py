@@ -53,10 +53,14 @@ AWAY = (
     OSError,
 )
 OPEN_SECONDS = 1.0
+# Calls of an event loop that may be under way at once, and waits for builds besides: redis-py's pools hold 100 connections, and
+# raise what looks like a Redis that is away when they are asked for more.
+CALLS, WAITS = 64, 32
 
 _lock = threading.Lock()
 _sync: dict[tuple[int, str], Any] = {}
 _async: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Turn, _Turn]] = WeakKeyDictionary()
 _open_until = 0.0
 
 
@@ -74,6 +78,9 @@ def _connect(url: str, *, is_async: bool) -> Any:
     scheme = url.partition("://")[0]
     options = _options()
     retry: Any = AsyncRetry(NoBackoff(), 1) if is_async else Retry(NoBackoff(), 1)
+    if not is_async:
+        # A thread holds at most one.
+        options["max_connections"] = 2**16
     if scheme not in ("sentinel", "cluster"):
         module: Any = redis_async if is_async else redis
         return module.Redis.from_url(url, retry=retry, **options)
@@ -157,6 +164,42 @@ def guard() -> _Guard:
     return _guard
 
 
+class _Turn:
+    """`guard` for an event loop: a limited number of callers are inside at once, the others wait in order."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self, at_once: int) -> None:
+        self._free = asyncio.Semaphore(at_once)
+
+    async def __aenter__(self) -> None:
+        _guard.__enter__()
+        await self._free.acquire()
+        try:
+            # It may have gone away while this one waited.
+            _guard.__enter__()
+        except RedisAway:
+            self._free.release()
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._free.release()
+        _guard.__exit__(kind, error, trace)
+
+
+def turn(*, waits: bool = False) -> _Turn:
+    """The asynchronous `guard`: every call through `aclient` is made inside. `waits`: one that blocks in Redis.
+
+    Raises:
+        RedisAway: as `guard`.
+    """
+    loop = asyncio.get_running_loop()
+    found = _turns.get(loop)
+    if found is None:
+        found = _turns[loop] = _Turn(CALLS), _Turn(WAITS)
+    return found[waits]
+
+
 class Script:
     """One Lua file behind the shared prelude, called by digest."""
 
@@ -187,7 +230,7 @@ def run(name: str, shard: int, *args: Any) -> Any:
 async def arun(name: str, shard: int, *args: Any) -> Any:
     """The asynchronous twin of `run`."""
     code, argv = script(name), (base(shard), keep_ms(), *args)
-    with guard():
+    async with turn():
         redis_client = aclient()
         try:
             return await redis_client.evalsha(code.digest, 1, *argv)

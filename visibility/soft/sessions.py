@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from visibility.conf import settings
 from visibility.soft import clock
-from visibility.soft.client import aclient, arun, guard, run
+from visibility.soft.client import aclient, arun, run, turn
 from visibility.soft.keys import by_shard, key, shard_of, shards
 from visibility.soft.leases import background_counts
 
@@ -280,7 +280,7 @@ async def afetch(process: str, resources: Sequence[str]) -> tuple[dict[str, byte
     groups = by_shard(list(resources))
     first = groups.pop(0, [])
     found: dict[str, bytes | None] = {}
-    with guard():
+    async with turn():
         redis = aclient()
         for shard, names in groups.items():
             found.update(zip(names, await redis.mget([key(shard, "snap", name) for name in names]), strict=True))

@@ -92,7 +92,7 @@ def test_a_forked_child_sends_its_own_counts_and_not_its_parents() -> None:
 
 
 def test_what_a_process_counted_last_is_sent_at_exit() -> None:
-    code = "import django; django.setup(); from visibility import metrics; metrics.count('gate_hot', 2)"
+    code = "import django; django.setup(); from visibility.insight import metrics; metrics.count('gate_hot', 2)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert totals().total("gate_hot") == 2
 

@@ -544,7 +544,7 @@ def test_no_change_is_lost_and_nothing_is_built_twice_at_once(steps: list[str]) 
     redis = redis_py.Redis.from_url(settings.REDIS_URL)
     redis.flushdb()
     changes = shown = 0
-    claims: list[tuple[Claim, int]] = []
+    held: list[tuple[Claim, int]] = []
     stored: set[str] = set()
     for step in steps:
         if step == "change":
@@ -552,14 +552,14 @@ def test_no_change_is_lost_and_nothing_is_built_twice_at_once(steps: list[str]) 
             pend(name)
         elif step == "claim":
             owned = claims.claim(LANE, 0, 10, 15)
-            claims += [(owned, changes)] if owned.rows else []
+            held += [(owned, changes)] if owned.rows else []
         elif step == "read":
             got = claims.claim_one(LANE, name, 15)
-            claims += [(got, changes)] if isinstance(got, Claim) else []
+            held += [(got, changes)] if isinstance(got, Claim) else []
         elif step == "expire":
             redis.zadd("{vis:0}:claimed:hot", {name: 1}, xx=True)
-        elif claims:
-            owned, seen = claims[0] if step == "late done" else claims[-1]
+        elif held:
+            owned, seen = held[0] if step == "late done" else held[-1]
             if step == "store" and store(owned, name) == [True]:
                 shown = max(shown, seen)
                 stored.add(owned.token)

@@ -18,18 +18,18 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from visibility import dirty, pressure, push
-from visibility.sql import hygiene
-from visibility.insight import metrics
+from visibility.build.keepalive import kept
 from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks
 from visibility.exceptions import BadSnapshot, BuildTimeout, RedisAway
-from visibility.build.keepalive import kept
+from visibility.insight import metrics
+from visibility.insight.spans import traced
 from visibility.points import reach
 from visibility.signals import snapshot_built
-from visibility.soft import clock, claims, snapshots
+from visibility.soft import claims, clock, snapshots
 from visibility.soft.claims import Claim, Claimed, Done
-from visibility.insight.spans import traced
+from visibility.sql import hygiene
 from visibility.wake import wake
 
 logger = logging.getLogger("visibility")

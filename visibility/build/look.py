@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from visibility import dirty
+from visibility.build.rounds import in_transaction, refresh, verdict
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.push import in_thread
-from visibility.build.rounds import in_transaction, refresh, verdict
 from visibility.soft import clock, looks, snapshots
 from visibility.soft.looks import Look
 from visibility.soft.snapshots import Stored

@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from django.db import connections
 
 from visibility import dirty, pressure
-from visibility.insight import metrics
 from visibility.build import Built, build_claimed, holding, run_build
 from visibility.conf import settings
 from visibility.datatypes import DataType
 from visibility.dirty import Marks
 from visibility.exceptions import BuildFailed, RedisAway
+from visibility.insight import metrics
 from visibility.points import reach
-from visibility.soft import clock, claims, looks, pending, snapshots
-from visibility.soft.pending import Item
+from visibility.soft import claims, clock, looks, pending, snapshots
 from visibility.soft.claims import Later, Moved
 from visibility.soft.looks import Look
+from visibility.soft.pending import Item
 from visibility.soft.snapshots import Snapshot, Stored
 from visibility.wake import wake
 

@@ -28,7 +28,8 @@ from visibility.datatypes import is_shadow
 from visibility.events import outbox, rebuild
 from visibility.events.handlers import Collected
 from visibility.exceptions import RedisAway
-from visibility.gate.decide import Verdict, decide
+from visibility.gate import decide
+from visibility.gate.decide import Verdict
 from visibility.gate.plan import Plan, plans_of
 from visibility.gate.shadow import only_count
 from visibility.insight import metrics
@@ -109,7 +110,7 @@ def run_pass(items: Sequence[Collected]) -> dict[str, Verdict]:
 def _decide(plan: Plan, keep: _Keeper) -> Verdict:
     verdict = Verdict()
     try:
-        decide(plan, verdict, keep)
+        decide.decide(plan, verdict, keep)
     except Exception as error:
         logger.exception("the gate failed for %d resources and scopes of %s", plan.size, plan.data_type.name)
         verdict.left, verdict.error = outbox.ALL, f"{plan.data_type.name}: {type(error).__name__}: {error}"

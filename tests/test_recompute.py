@@ -24,7 +24,7 @@ from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
 from visibility import build, dirty, maintain, points, promotion, recompute, wake
-from visibility.build.look import look as look_after_lease
+from visibility.build.look import judge, look as look_after_lease
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.models import DirtyFlag
@@ -548,27 +548,28 @@ def test_J11_a_dead_database_connection_is_replaced(live: Live, probes: Path) ->
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no connection that a server could drop")
     watch("probe:a")
+    # Those of this process stay: other threads of it go on to use theirs in the tests that follow.
+    ours = _connections()
     worker = live.worker()
     change("a", 1)
     wake.wake("hot", pend("probe:a").wake)
     wait_for(lambda: _stored("probe:a") == 1, 10)
-    _drop_other_connections()
+    with connection.cursor() as cursor:
+        for number in _connections() - ours:
+            cursor.execute(f"SELECT pg_terminate_backend({number})" if connection.vendor == "postgresql" else f"KILL {number}")
     change("a", 2)
     wake.wake("hot", pend("probe:a").wake)
     wait_for(lambda: _stored("probe:a") == 2, 15, worker.output[-500:])
 
 
-def _drop_other_connections() -> None:
+def _connections() -> set[int]:
+    """What the database server calls the connections to this database."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            return
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND db = database()")
-        for (number,) in cursor.fetchall():
-            cursor.execute(f"KILL {int(number)}")
+            cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        else:
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = database()")
+        return {int(number) for (number,) in cursor.fetchall()}
 
 
 def test_J16_a_read_only_redis_stops_nothing_for_good(
@@ -625,6 +626,30 @@ def test_J15_a_refresh_that_somebody_else_made_meanwhile_is_not_made_again(db: N
     read("probe", "a")
     drain()
     assert len(builds("a")) == 1
+
+
+def test_L12_who_looked_before_a_build_began_does_not_ask_for_another(db: None, probes: Path) -> None:
+    """Many first watches come in parts: the second part looks, the build for the first one comes and goes, the second asks."""
+    watch("probe:a")
+    before = looks.look("hot", ["probe:a"])
+    read("probe", "a")
+    assert judge(before)["probe:a"].stored is None
+    assert not look("probe:a").queued
+    assert drain() == 0
+    assert len(builds("a")) == 1
+
+
+def test_a_build_that_had_begun_before_the_look_is_not_taken_for_one_after_it(db: None, probes: Path) -> None:
+    """It may have read its marks before a change that was only marked, because nobody watched yet."""
+    pend("probe:a", forced=True)
+    owned = claim()
+    dirty.mark("probe", {"a": 1})
+    watch("probe:a")
+    before = looks.look("hot", ["probe:a"])
+    with build.holding("hot", owned) as lost:
+        build.build_claimed(registry.get("probe"), "hot", owned, owned.rows, lost)
+    judge(before)
+    assert look("probe:a").queued
 
 
 def test_J10_a_cold_lane_moves_on_beside_a_busy_hot_one(live: Live, probes: Path) -> None:

@@ -100,7 +100,7 @@ def judge(found: Mapping[str, Look]) -> dict[str, Shown]:
         if trusted and not in_transaction():
             looks.trust(data_type.lane, trusted)
         if wanted:
-            refresh(data_type, wanted)
+            refresh(data_type, wanted, found)
     return out
 
 

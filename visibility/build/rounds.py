@@ -113,7 +113,7 @@ class Rest:
             return None
         if inside:
             # A snapshot of what is not committed, or of an older view, must not be kept for others.
-            refresh(self.data_type, [self._resource(key) for key in rest if not found[self._resource(key)].queued])
+            refresh(self.data_type, [self._resource(key) for key in rest if not found[self._resource(key)].queued], found)
             self.out.update(from_source(self.data_type, rest))
             return None
         return self._build(rest, found, marks)
@@ -149,7 +149,7 @@ class Rest:
         if trusted:
             looks.trust(self.data_type.lane, trusted)
         if behind:
-            refresh(self.data_type, behind)
+            refresh(self.data_type, behind, found)
 
     def _build(self, keys: list[str], found: Mapping[str, Look], marks: Mapping[str, Marks]) -> tuple[str, str] | None:
         lane = self.data_type.lane
@@ -213,11 +213,15 @@ class Rest:
         return None
 
 
-def refresh(data_type: DataType, resources: Sequence[str]) -> None:
+def refresh(data_type: DataType, resources: Sequence[str], found: Mapping[str, Look] | None = None) -> None:
     """Ask the lane to build these whether or not somebody watches; what the lane cannot take stays as it is.
 
-    What stands may be served meanwhile: whether it is current, the marks tell.
+    What stands may be served meanwhile: whether it is current, the marks tell. With `found`, as the caller looked, what was
+    built since then is left alone, unless that build had begun before the look: it may have read too early.
     """
-    lane = settings.lane(data_type.lane)
-    items = [Item(r, 0, refresh=True, window=pressure.window(data_type)) for r in resources]
+    lane, window = settings.lane(data_type.lane), pressure.window(data_type)
+    items = [
+        Item(r, 0, refresh=True, window=window, seen=found[r].version if found and found[r].claim_ms is None else None)
+        for r in resources
+    ]
     wake(lane.name, pending.pend(lane, items).wake)

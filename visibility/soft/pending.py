@@ -13,7 +13,8 @@ from visibility.soft.keys import CHUNK, shard_of, shards
 class Item(NamedTuple):
     """A resource to recompute. `since_ms`: its oldest change, epoch ms. `forced`: build it even if nobody watches.
 
-    `refresh`: nothing changed, so what stands may be served until the new build is there; implies `forced`.
+    `refresh`: nothing changed, so what stands may be served until the new build is there; implies `forced`. With `seen` it is left
+    out where a newer version is stored by now.
     """
 
     resource: str
@@ -24,6 +25,7 @@ class Item(NamedTuple):
     hidden_window: float = 0.0
     tenant: str = ""
     refresh: bool = False
+    seen: int | None = None
 
 
 class Pended(NamedTuple):
@@ -75,8 +77,10 @@ def pend(lane: Lane, items: Iterable[Item]) -> Pended:
     for shard, group in groups.items():
         for start in range(0, len(group), CHUNK):
             alike: dict[tuple[Any, ...], list[str]] = {}
-            for resource, since, event, forced, window, hidden, tenant, refresh in group[start : start + CHUNK]:
+            for resource, since, event, forced, window, hidden, tenant, refresh, seen in group[start : start + CHUNK]:
                 front, back = int(max(window, floor) * 1000), int(max(hidden, floor) * 1000)
+                if refresh:
+                    since = -1 if seen is None else seen
                 alike.setdefault((since, event, 2 if refresh else int(forced), front, back, tenant), []).append(resource)
             names = [name for some in alike.values() for name in some]
             args = [arg for slot, some in alike.items() for arg in (*slot, len(some), *some)]

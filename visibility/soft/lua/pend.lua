@@ -1,7 +1,8 @@
 -- Put resources into a lane. Args: lane, bound, share, tenant_rate, tenant_burst, then groups of alike ones: since, event, mode,
 -- front_window, hidden_window, tenant, n, res × n. Answers accepted, merged, wake (2: and nothing was
 -- pending or claimed before, so no drain can be waiting), then (index, reason) of the shed.
--- mode: 0 changed, 1 changed and to be built though nobody watches, 2 nothing changed, build it anew (what stands may be served).
+-- mode: 0 changed, 1 changed and to be built though nobody watches, 2 nothing changed, build it anew (what stands may be served);
+-- since is then the version that the caller saw (-1: any): what was built meanwhile is passed over.
 local lane, bound, share = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local rate, burst = tonumber(ARGV[5]), tonumber(ARGV[6])
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
@@ -70,13 +71,14 @@ for n, res in ipairs(names) do
     end
   end
   local reason = nil
-  if not is_pending and not is_claimed then
+  local over = mode == '2' and since >= 0 and tonumber(redis.call('HGET', state, 'ver') or '0') > since
+  if not over and not is_pending and not is_claimed then
     if size >= bound then reason = 'bound' else reason = tenant_refuses(tenant) end
   end
   if reason then
     shed[#shed + 1] = n
     shed[#shed + 1] = reason
-  else
+  elseif not over then
     accepted = accepted + 1
     local age = is_claimed and 'since2' or 'since'
     local seen = redis.call('HMGET', state, 'built', 'nb', 'window', age)

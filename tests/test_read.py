@@ -307,6 +307,21 @@ def test_versions_grow_with_redis_away_and_back(
     assert first.version < away.version < back.version
 
 
+def test_a_version_without_redis_is_older_than_its_read(
+    transactional_db: None, probes: Path, own_redis: servers.RedisServer
+) -> None:
+    """Else a build that read later could seem older than what the page shows, and would not be sent to it."""
+    order("a", delay=0.3)
+    own_redis.kill()
+    try:
+        snapshot = read("probe", "a")
+    finally:
+        own_redis.start()
+        soft_client.close()
+    (_pid, began, _keys) = builds("a")[-1]
+    assert snapshot.version / 1e6 < began + 0.2
+
+
 async def test_an_asynchronous_read_builds_from_the_source_while_redis_is_away(
     transactional_db: None, probes: Path, own_redis: servers.RedisServer
 ) -> None:
@@ -454,6 +469,26 @@ def test_a_transaction_that_finds_nothing_asks_a_worker_to_build(transactional_d
     drain_all()
     with transaction.atomic():
         assert read("probe", "a").state == "fresh"
+
+
+def test_the_view_of_a_transaction_is_in_no_order(transactional_db: None, probes: Path) -> None:
+    """A page that shows it, even what is rolled back after that, is sent whatever stands."""
+    change("a", 1)
+    with contextlib.suppress(InterruptedError), transaction.atomic():
+        change("a", 2)
+        inside = read("probe", "a")
+        assert (inside.data, inside.version) == ({"value": 2}, 0)
+        raise InterruptedError
+    assert read("probe", "a").version > 0
+
+
+def test_a_build_that_fails_in_a_transaction_raises_there(transactional_db: None, probes: Path) -> None:
+    order("a", value=1)
+    read("probe", "a")
+    dirty.mark("probe", {"a": 1})
+    order("a", fail="no")
+    with transaction.atomic(), pytest.raises(BuildFailed, match="probe:a could not be built"):
+        read("probe", "a")
 
 
 def test_a_transaction_gives_no_trust(transactional_db: None, probes: Path) -> None:

@@ -57,15 +57,21 @@ def in_transaction() -> bool:
 
 
 def from_source(data_type: DataType, keys: Sequence[str]) -> dict[str, Snapshot]:
-    """Build without Redis: current, kept nowhere, and a version of its own so that later ones are higher."""
+    """Build for this caller alone: kept nowhere. Its version is the time before the source was read, so that whatever was built from
+    a later read is higher; in a transaction it is 0, below all: what that sees may be older than its start, or never be committed.
+
+    Raises:
+        BuildFailed: a build raised; nothing older is served instead.
+    """
+    began = clock.now_ms()
+    version = 0 if in_transaction() else began * 1000
     data = run_build(data_type, keys)
     out: dict[str, Snapshot] = {}
     for key in keys:
         resource = f"{data_type.name}:{key}"
         if isinstance(data[key], BaseException):
             raise BuildFailed(f"{resource} could not be built: {data[key]}") from data[key]
-        now = clock.now_ms()
-        out[key] = Snapshot(resource, now * 1000, snapshots.encode_body(resource, data[key]), "rebuilt", now, 0)
+        out[key] = Snapshot(resource, version, snapshots.encode_body(resource, data[key]), "rebuilt", began, 0)
     metrics.count("reads", len(out), data_type=data_type.name, label="rebuilt")
     return out
 

@@ -25,7 +25,7 @@ from visibility.datatypes import DataType, check_key, data_type_of
 from visibility.exceptions import RedisAway
 from visibility.insight import metrics
 from visibility.soft import claims, clock, leases, snapshots
-from visibility.soft.client import aclient, client, guard, turn
+from visibility.soft.client import aclient, guard, line, turn
 from visibility.soft.keys import base, by_shard, shard_of
 from visibility.soft.snapshots import Snapshot
 from visibility.sql import hygiene
@@ -81,7 +81,7 @@ def read(data_type: str | type[DataType] | DataType, key: Any) -> Snapshot:
         if found.active_window is not None:
             _looking(found, [resource])
         with guard():
-            raw, fresh = client().execute_command("MGET", *_names(resource))
+            raw, fresh = line().ask("MGET", *_names(resource))
     except RedisAway:
         return from_source(found, [name])[name]
     hit = _hit(found, resource, raw, fresh)
@@ -114,7 +114,7 @@ def _hits(data_type: DataType, names: Sequence[str]) -> dict[str, Snapshot]:
             for start in range(0, len(resources), 200):
                 part = resources[start : start + 200]
                 with guard():
-                    rows = client().mget([name for resource in part for name in _names(resource)])
+                    rows = line().ask("MGET", *(name for resource in part for name in _names(resource)))
                 for resource, raw, fresh in zip(part, rows[::2], rows[1::2], strict=True):
                     hit = _hit(data_type, resource, raw, fresh)
                     if hit is not None:

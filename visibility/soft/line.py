@@ -1,0 +1,66 @@
+"""A client, and connections kept beside its pool for single commands, which are nearly all that this package sends.
+
+For each command redis-py takes a connection from the pool, looks whether it is alive, measures, wraps it in retries and gives it
+back: twice the time of the round trip. A kept connection is used as it lies, and thrown away at the first sign of trouble.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.connection import Connection, ConnectionPool
+from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
+
+# How many connections a pool may have that nobody has bounded.
+PLENTY = 65_536
+
+
+class Line:
+    """`redis` is the client; `ask` runs one command. Safe over threads: a connection in use is in nobody else's reach.
+
+    Only a plain server's connections are kept. What a Cluster or Sentinel moves about, and a pool that the URL bounds, is asked
+    through the client.
+    """
+
+    __slots__ = ("_idle", "_moves", "_pool", "redis")
+
+    def __init__(self, redis: Any) -> None:
+        self.redis = redis
+        pool = getattr(redis, "connection_pool", None)
+        self._pool: Any = pool if type(pool) is ConnectionPool and pool.max_connections >= PLENTY else None
+        # Servers that are about to move say so, to versions of redis-py that listen.
+        self._moves = hasattr(Connection, "should_reconnect")
+        # Appending and popping are atomic.
+        self._idle: list[Any] = []
+
+    def ask(self, *command: Any) -> Any:
+        """The server's answer to one command, sent once more after a broken connection.
+
+        Raises:
+            redis.exceptions.RedisError: as the client does.
+        """
+        if self._pool is None:
+            return self.redis.execute_command(*command)
+        try:
+            one = self._idle.pop()
+        except IndexError:
+            one = self._pool.get_connection()
+        whole = False
+        try:
+            one.send_command(*command)
+            answer = one.read_response()
+            whole = not (self._moves and one.should_reconnect())
+            return answer
+        except ResponseError:
+            whole = True
+            raise
+        except RedisConnectionError:
+            # The server may have gone and come back while it lay here. The pool looks before it gives one.
+            return self.redis.execute_command(*command)
+        finally:
+            if whole:
+                self._idle.append(one)
+            else:
+                # Whatever is still to come on it is nobody's answer.
+                one.disconnect()
+                self._pool.release(one)

@@ -163,7 +163,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
         elif folder == "benchmarks":
             item.add_marker("chaos")
-        elif {"db", "transactional_db"} & set(item.fixturenames) or item.get_closest_marker("django_db"):
+        elif not item.get_closest_marker("chaos") and (
+            {"db", "transactional_db"} & set(item.fixturenames) or item.get_closest_marker("django_db")
+        ):
             item.add_marker("database")
         if inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "closes_its_clients")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -152,16 +153,38 @@ def test_fifteen_in_a_hundred_batches_killed_leave_no_stale_key(live: Live, prob
     assert not stale
 
 
-def test_J5_a_worker_killed_between_the_mark_and_the_drop_leaves_the_mark(live: Live, probes: Path) -> None:
-    """Nobody watches any more: rule 8, under SIGKILL."""
+@pytest.mark.parametrize("do", ["kill", "stop", "flush"])
+def test_J5_between_the_mark_and_the_drop(live: Live, probes: Path, do: str) -> None:
+    """Nobody watches any more: rule 8, under SIGKILL, SIGSTOP past the lease, and a flush."""
     change("a", 1)
     read("probe", "a")
     change("a", 2)
     pend("probe:a")
-    with lanes.child("drain", "hot", "0", point="drain.marked", do="kill", visibility=SHORT) as process:
-        assert process.popen.wait(30) == -signal.SIGKILL
-    assert dirty.dirty_among("probe", ["a"])
-    assert value() == {"value": 2}
+    with lanes.child("drain", "hot", "0", point="drain.marked", do=do, visibility=SHORT) as process:
+        if do == "kill":
+            assert process.popen.wait(30) == -signal.SIGKILL
+        elif do == "stop":
+            wait_for(lambda: _stopped(process.pid), 30, "the drain stands still")
+            wait_for(lambda: levels.lane_state("hot").expired, 5, "its lease is over")
+            # Somebody comes, and the source changes once more, before the drain goes on to drop.
+            watch("probe:a")
+            look_after_lease(["probe:a"])
+            change("a", 3)
+            pend("probe:a")
+            process.send(signal.SIGCONT)
+            lanes.answer(process)
+            settle()
+            assert _stored("probe:a") == 3
+        else:
+            lanes.answer(process)
+    assert do == "stop" or dirty.dirty_among("probe", ["a"])
+    assert value() == {"value": 3 if do == "stop" else 2}
+
+
+def test_these_are_all_the_steps_of_a_drain() -> None:
+    root = Path(build.__file__).parents[1]
+    named = {name for path in root.rglob("*.py") for name in re.findall(r'reach\("((?:drain|build)\.\w+)"\)', path.read_text())}
+    assert {*STEPS, "drain.marked"} == named
 
 
 # --- one run after the last change --------------------------------------------------------------------------------------
@@ -188,6 +211,23 @@ def _drain_and_close() -> None:
     connection.close()
 
 
+def test_the_trailing_edge_is_due_one_window_after_the_build_before_it(live: Live, probes: Path) -> None:
+    """By the clock of Redis alone: no change pushes it back, however many come and however late their worker is."""
+    window = 0.25
+    change("a", 0)
+    watch("probe:a")
+    live.worker()
+    for burst in range(1, 4):
+        for n in range(1, 11):
+            change("a", burst * 100 + n)
+            wake.wake("hot", pend("probe:a", window=window).wake)
+            seen = look("probe:a")
+            if seen.due_ms is not None and seen.claim_ms is None:
+                assert seen.due_ms <= max(seen.built_ms + window * 1000, seen.now_ms), seen
+        wait_for(lambda b=burst: _stored("probe:a") == b * 100 + 10, 30, "the last change is stored")
+
+
+@pytest.mark.chaos
 def test_the_trailing_edge_comes_within_its_window_and_a_tenth_of_a_second(live: Live, probes: Path) -> None:
     """A worker lingers; changes come all the time; after the last one the right value stands within window + 100 ms."""
     window = 0.25
@@ -200,11 +240,10 @@ def test_the_trailing_edge_comes_within_its_window_and_a_tenth_of_a_second(live:
             change("a", burst * 100 + n)
             wake.wake("hot", pend("probe:a", window=window).wake)
         last = time.monotonic()
-        wait_for(lambda b=burst: _stored("probe:a") == b * 100 + 10, 5, "the last change is stored")
+        wait_for(lambda b=burst: _stored("probe:a") == b * 100 + 10, 30, "the last change is stored")
         late.append(time.monotonic() - last)
-    # The machine has two cores and other work: the best of five shows what the code costs.
+    # What else the machine does comes on top: the best of five shows what the code costs.
     assert min(late) <= window + 0.1, late
-    assert sorted(late)[2] <= window + 0.3, late
     # The window lies between claims; the first build began later than its claim, for it opened a database connection.
     times = [at for _, at, _ in builds("a")][1:]
     assert all(b - a >= window * 0.9 for a, b in itertools.pairwise(times)), times
@@ -217,17 +256,17 @@ def _stored(resource: str) -> Any:
     return one and snapshots.json.loads(one.body)["value"]
 
 
-def test_the_leading_edge_is_built_at_once(live: Live, probes: Path) -> None:
+def test_the_leading_edge_is_due_at_once(db: None, probes: Path) -> None:
     change("a", 1)
     watch("probe:a")
-    live.worker()
     read("probe", "a")
     change("a", 2)
-    wait_for(lambda: (look("probe:a").built_ms or 0) + 300 < looks.look("hot", ["probe:a"])["probe:a"].now_ms, 2)
-    started = time.monotonic()
-    wake.wake("hot", pend("probe:a", window=0.25).wake)
-    wait_for(lambda: _stored("probe:a") == 2, 5)
-    assert time.monotonic() - started < 1
+    wait_for(lambda: look("probe:a").built_ms + 250 < look("probe:a").now_ms)
+    pend("probe:a", window=0.25)
+    seen = look("probe:a")
+    assert seen.due_ms is not None and seen.due_ms <= seen.now_ms
+    drain()
+    assert _stored("probe:a") == 2
 
 
 def test_ten_thousand_changes_build_once_a_window(live: Live, probes: Path) -> None:

@@ -13,8 +13,8 @@ from visibility.soft.keys import CHUNK, shard_of, shards
 class Item(NamedTuple):
     """A resource to recompute. `since_ms`: its oldest change, epoch ms. `forced`: build it even if nobody watches.
 
-    `refresh`: nothing changed, so what stands may be served until the new build is there; implies `forced`. With `seen` it is left
-    out where a newer version is stored by now.
+    `refresh`: nothing changed, so what stands may be served until the new build is there; implies `forced`. With `seen` it is
+    left out where a newer version is stored by now.
     """
 
     resource: str

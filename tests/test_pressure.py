@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import visibility
 from tests.app.models import Counter
 from tests.lanes import claim, drain, look, pend, watch
 from tests.support import servers, wait_for
+from tests.support.sizes import size
 from visibility import dirty, points, pressure, promotion
 from visibility.conf import settings
 from visibility.datatypes import registry
@@ -313,7 +313,7 @@ def test_a_flood_of_distinct_resources_keeps_the_bound_and_loses_none(transactio
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_a_flood_of_many_against_a_bound_of_a_thousand(transactional_db: None) -> None:
-    total = int(os.environ.get("VISIBILITY_FLOOD", "10000"))
+    total = size("VISIBILITY_FLOOD", 10_000, 100_000)
     flood(total, bound=1_000, batch=200, chunk=2_000)
 
 

@@ -22,7 +22,7 @@ from tests.lanes import claim, pend, watch
 from tests.support import wait_for
 from tests.support.probe import order, probes  # noqa: F401
 from visibility import dirty, doctor, points, pressure, recompute
-from visibility.build import build_claimed, holding
+from visibility.builds import build_claimed, holding
 from visibility.conf import settings as ours
 from visibility.datatypes import registry
 from visibility.doctor import CRITICAL, WARNING, Finding, data, engine, examine, exit_code, lanes, place, soft, traffic

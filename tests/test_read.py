@@ -23,8 +23,8 @@ from tests.lanes import change, claim, drain_all, look, pend, watch
 from tests.support import await_for, servers, wait_for
 from tests.support.probe import builds, order
 from visibility import dirty, points
-from visibility.build import rounds
-from visibility.build.rounds import wants_early
+from visibility.builds import rounds
+from visibility.builds.rounds import wants_early
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.dirty import Marks

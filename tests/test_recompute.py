@@ -24,8 +24,8 @@ from tests.conftest import Live
 from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
-from visibility import build, dirty, maintain, points, promotion, recompute, wake
-from visibility.build.look import judge, look as look_after_lease
+from visibility import dirty, maintain, points, promotion, recompute, wake
+from visibility.builds.look import judge, look as look_after_lease
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.models import DirtyFlag
@@ -465,7 +465,7 @@ def test_J14_poison_in_a_batch_is_isolated_backs_off_and_is_shown(
     db: None, probes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not so soon that the same drain waits for it.
-    monkeypatch.setattr(build, "backoff", lambda tries: 20.0)
+    monkeypatch.setattr("visibility.builds.backoff", lambda tries: 20.0)
     keys = [f"k{n}" for n in range(16)]
     order("k7", fail_all="poison")
     watch(*[f"probe:{key}" for key in keys])

@@ -15,7 +15,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from visibility import push
-from visibility.build import look
+from visibility.builds import look
 from visibility.conf import settings
 from visibility.datatypes import DataType, data_type_of, parse_resource, registry
 from visibility.signals import became_hidden, became_visible, user_offline, user_online

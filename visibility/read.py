@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 
-from visibility.build.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
+from visibility.builds.rounds import Rest, from_source, refresh, snapshot_of, verdict, wants_early
 from visibility.conf import settings
 from visibility.datatypes import DataType, check_key, data_type_of
 from visibility.exceptions import RedisAway

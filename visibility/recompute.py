@@ -14,8 +14,8 @@ import django_rq
 from rq import Queue
 
 from visibility import dirty, pressure, push
-from visibility.build import build_claimed, holding
-from visibility.build.processes import Stop, stoppable, time_limit
+from visibility.builds import build_claimed, holding
+from visibility.builds.processes import Stop, stoppable, time_limit
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
 from visibility.exceptions import RedisAway

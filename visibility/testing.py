@@ -81,7 +81,7 @@ class Tab:
 
     def watch(self, *resources: str) -> None:
         """Watch resources, as a socket's watch frame does: the lease first, then a look at what stands."""
-        from visibility.build.look import look
+        from visibility.builds.look import look
 
         fresh = {str(parse_resource(r)) for r in resources}
         self.watching |= fresh

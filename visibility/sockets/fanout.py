@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from visibility import push
-from visibility.build import look
+from visibility.builds import look
 from visibility.exceptions import RedisAway
 from visibility.insight import metrics
 from visibility.sockets import frames

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from visibility import access
 from visibility.access import Asking
-from visibility.build import look
-from visibility.build.look import Shown
+from visibility.builds import look
+from visibility.builds.look import Shown
 from visibility.exceptions import RedisAway
 from visibility.points import reach
 from visibility.push import in_thread

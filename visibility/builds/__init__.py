@@ -18,7 +18,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from visibility import dirty, pressure, push
-from visibility.build.keepalive import kept
+from visibility.builds.keepalive import kept
 from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks

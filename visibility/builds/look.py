@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from visibility import dirty
-from visibility.build.rounds import in_transaction, refresh, verdict
+from visibility.builds.rounds import in_transaction, refresh, verdict
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.push import in_thread

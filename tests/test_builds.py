@@ -17,8 +17,8 @@ from hypothesis import given, strategies as st
 from tests.lanes import change, claim, drain, drain_all, look, pend, watch
 from tests.support import wait_for
 from tests.support.probe import builds, order
-from visibility import build, dirty, points, push
-from visibility.build import backoff, build_claimed, holding, processes, run_build
+from visibility import dirty, points, push
+from visibility.builds import GIVE_UP_AFTER, backoff, build_claimed, holding, processes, run_build
 from visibility.conf import settings
 from visibility.datatypes import DataType, registry
 from visibility.exceptions import BadSnapshot, BuildTimeout
@@ -225,7 +225,7 @@ def test_five_failures_in_a_row_set_a_resource_aside_until_it_is_released(db: No
     order("a", fail="poison")
     watch("probe:a")
     pend("probe:a")
-    for _ in range(build.GIVE_UP_AFTER):
+    for _ in range(GIVE_UP_AFTER):
         redis.zadd("{vis:0}:pending:hot", {"probe:a": 1}, xx=True)
         drain()
     assert not look("probe:a").queued

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from django.db import connections
 
 from visibility import dirty, pressure
-from visibility.build import Built, build_claimed, holding, run_build
+from visibility.builds import Built, build_claimed, holding, run_build
 from visibility.conf import settings
 from visibility.datatypes import DataType
 from visibility.dirty import Marks

@@ -25,6 +25,7 @@ from tests.lanes import change, claim, drain, drain_all, ids, look, pend, watch
 from tests.support import servers, wait_for
 from tests.support.probe import builds, order
 from visibility import dirty, maintain, points, promotion, recompute, wake
+from visibility.builds import build_claimed, holding
 from visibility.builds.look import judge, look as look_after_lease
 from visibility.conf import settings
 from visibility.datatypes import registry
@@ -182,7 +183,7 @@ def test_J5_between_the_mark_and_the_drop(live: Live, probes: Path, do: str) -> 
 
 
 def test_these_are_all_the_steps_of_a_drain() -> None:
-    root = Path(build.__file__).parents[1]
+    root = Path(recompute.__file__).parent
     named = {name for path in root.rglob("*.py") for name in re.findall(r'reach\("((?:drain|build)\.\w+)"\)', path.read_text())}
     assert {*STEPS, "drain.marked"} == named
 
@@ -685,8 +686,8 @@ def test_a_build_that_had_begun_before_the_look_is_not_taken_for_one_after_it(db
     dirty.mark("probe", {"a": 1})
     watch("probe:a")
     before = looks.look("hot", ["probe:a"])
-    with build.holding("hot", owned) as lost:
-        build.build_claimed(registry.get("probe"), "hot", owned, owned.rows, lost)
+    with holding("hot", owned) as lost:
+        build_claimed(registry.get("probe"), "hot", owned, owned.rows, lost)
     judge(before)
     assert look("probe:a").queued
 

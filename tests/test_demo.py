@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -196,6 +197,7 @@ def test_every_page_answers(ada: Browser) -> None:
 def test_static_files_and_policy(ada: Browser) -> None:
     assert "--accent" in ada.get("/static/demo/demo.css")
     assert "visibility:update" in ada.get("/static/demo/demo.js")
+    assert "<svg" in ada.get("/favicon.ico")
     with ada.opener.open(ada.url + "/feed/") as answer:
         assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
 
@@ -302,7 +304,7 @@ def test_sigterm_leaves_no_child(tmp_path: Path) -> None:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_ctrl_c_leaves_no_child_and_a_second_start_keeps_the_data(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_child_and_a_second_start_keeps_the_data_unless_asked_not_to(tmp_path: Path) -> None:
     need("valkey")
     with running(tmp_path, "--server", "uvicorn", "--quiet") as (process, port):
         browser = Browser(f"http://127.0.0.1:{port}")
@@ -321,6 +323,17 @@ def test_ctrl_c_leaves_no_child_and_a_second_start_keeps_the_data(tmp_path: Path
         assert password
         assert again
         assert password[1] == again[1]
+        refused = subprocess.run(
+            [sys.executable, str(ROOT / "manage.py"), "demo", "--port", str(free_port()), "--fresh"],
+            env=demo_env(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert refused.returncode != 0
+        assert "A demo runs on this data" in refused.stderr
+    with running(tmp_path, "--server", "uvicorn", "--quiet", "--fresh") as (process, port):
+        browser = Browser(f"http://127.0.0.1:{port}")
+        browser.log_in("Ada Lind")
+        assert "still here tomorrow" not in browser.get("/feed/")
+        assert password[1] in process.output
 
 
 def test_sigkill_of_the_command_takes_its_children_along(tmp_path: Path) -> None:

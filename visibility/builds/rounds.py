@@ -57,8 +57,10 @@ def in_transaction() -> bool:
 
 
 def from_source(data_type: DataType, keys: Sequence[str]) -> dict[str, Snapshot]:
-    """Build for this caller alone: kept nowhere. Its version is the time before the source was read, so that whatever was built from
-    a later read is higher; in a transaction it is 0, below all: what that sees may be older than its start, or never be committed.
+    """Build for this caller alone: kept nowhere.
+
+    The version is the time before the source was read, so that whatever was built from a later read is higher. In a transaction
+    it is 0, below all: what that sees may be older than its start, or never be committed.
 
     Raises:
         BuildFailed: a build raised; nothing older is served instead.

@@ -38,7 +38,8 @@ class Snapshot:
     """The result of a read.
 
     `state`: fresh (known to be current), stale (served while a newer one is on its way, or none could be built),
-    rebuilt (built for this read). `version`: higher for what was read later; 0 for the view of a transaction. `missed`: changes since it was built. `summary`: for a type with
+    rebuilt (built for this read). `version`: higher for what was read later; 0 for the view of a transaction. `missed`: changes
+    since it was built. `summary`: for a type with
     `Hidden.SUMMARISE` that was rebuilt now, what was missed by kind: `{"comment": 12, "like": 3}`. `body` is the JSON; `data`
     decodes it.
     """

@@ -17,6 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from project.environment import running_demo
 from project.running import parts
 from project.running.family import ChildFailed, Family
 
@@ -40,6 +41,7 @@ class Command(BaseCommand):
         parser.add_argument("--server", choices=parts.SERVERS, default="daphne", help="ASGI server (default: daphne)")
         parser.add_argument("--crowd", type=int, default=2_000, help="silent readers to create on the first run (default: 2000)")
         parser.add_argument("--quiet", action="store_true", help="nobody posts by themselves: only you make changes")
+        parser.add_argument("--fresh", action="store_true", help="begin anew: delete the demo's SQLite file first")
 
     def handle(self, *args: Any, **options: Any) -> None:
         stop_on_signals()
@@ -64,6 +66,8 @@ class Command(BaseCommand):
             valkey = None if given else parts.Valkey()
             if valkey:
                 stack.callback(valkey.close)
+            if options["fresh"]:
+                forget_data()
             env = {**os.environ, "REDIS_URL": given or (valkey.url if valkey else "")}
             hosts = {*settings.ALLOWED_HOSTS, options["host"]}
             env["ALLOWED_HOSTS"] = ",".join(sorted(hosts))
@@ -122,6 +126,26 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
 
 
+def forget_data() -> None:
+    """Delete the demo's database; the secret key and the administrator's password stay.
+
+    Raises:
+        CannotStart: it is no SQLite file, or a demo works on it now.
+    """
+    database = settings.DATABASES["default"]
+    if not database["ENGINE"].endswith("sqlite3"):
+        raise parts.CannotStart("--fresh deletes a SQLite file; DATABASE_URL names another database: empty that one yourself.")
+    known = running_demo(_url_file())
+    if known and parts.answers(known):
+        raise parts.CannotStart("A demo runs on this data. End it with Ctrl-C, then start this one again.")
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{database['NAME']}{suffix}").unlink(missing_ok=True)
+
+
+def _url_file() -> Path:
+    return Path(settings.DEMO_DIR) / "redis-url"
+
+
 def _folder(name: str) -> Path | None:
     """A folder below DEMO_DIR; None where none can be made."""
     folder: Path = settings.DEMO_DIR / name
@@ -136,7 +160,7 @@ def _folder(name: str) -> Path | None:
 @contextlib.contextmanager
 def _known(url: str) -> Iterator[None]:
     """While the demo runs, other commands (`visibility_top`, `shell`) find its Valkey by this file."""
-    path: Path = settings.DEMO_DIR / "redis-url"
+    path = _url_file()
     with contextlib.suppress(OSError):
         path.write_text(url)
     try:

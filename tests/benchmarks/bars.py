@@ -21,7 +21,6 @@ class Entry(NamedTuple):
     durable: bool = False
 
 
-# B4, B6 and B9 need sockets in processes of their own, and are not measured yet.
 BARS = {
     "B1": Entry(
         "one save, 1k to 1M followers, 100 watching: the gate's time at 1M, and rows written for the cold", "b1_gate:scale"
@@ -37,11 +36,21 @@ BARS = {
             }
         },
     ),
+    "B4": Entry("commit to frame at a socket client, against a plain RQ job and a bare group_send", "b4_frame:measure"),
     "B5": Entry(
         "renewing 10,000 sessions × 3 watches, against raw ZADDs and a row per heartbeat", "b5_leases:measure", durable=True
     ),
+    "B6": Entry("memory per idle socket against a bare AsyncJsonWebsocketConsumer", "b6_memory:measure", ("sqlite",)),
     "B7": Entry("read() of a fresh resource against GET and decode; 200 readers on an expired key", "b7_read:measure"),
     "B8": Entry("10,000 changes a second to one watched resource for 10 s", "b8_storm:measure"),
+    "B9": Entry(
+        "one update to 1,000 sockets of one process against a bare group_send of the same payload",
+        "b9_fanout:measure",
+        ("sqlite",),
+        visibility={
+            "LANES": {"hot": {"queue": "visibility-hot", "idle": 0.0}, "cold": {"queue": "visibility-cold"}},
+        },
+    ),
     "B10": Entry(
         "100 saves in one transaction with nobody watching, against plain saves", "b10_save:measure", ("postgres", "sqlite")
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import statistics
 import sys
 import time
@@ -184,6 +185,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[max(0, min(len(ordered) - 1, -(-int(percent * len(ordered)) // 100) - 1))]
+
+
+def at_percentile(
+    ours: Sequence[float], floor: Sequence[float], percent: float, what: str, limit: float, against: str, **figures: Any
+) -> Part:
+    """A part that compares the percentiles of two sets of samples. Spread: the quartiles over 200 resamples of both."""
+    ratio = percentile(ours, percent) / percentile(floor, percent)
+    chance = random.Random(5)
+    again = [
+        percentile(chance.choices(ours, k=len(ours)), percent) / percentile(chance.choices(floor, k=len(floor)), percent)
+        for _ in range(200)
+    ]
+    own = {"ours": percentile(ours, percent), "theirs": percentile(floor, percent), "samples": len(ours)}
+    return Part(what=what, ratio=ratio, limit=limit, against=against, spread=quartiles(again), figures={**own, **figures})
 
 
 def by_turns(

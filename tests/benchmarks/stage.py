@@ -35,7 +35,7 @@ class Stage:
     def cpu(self) -> float:
         """Processor seconds used so far: by this process with its ended children, and by the servers with all of theirs."""
         own = os.times()
-        return own.user + own.system + own.children_user + own.children_system + sum(_cpu(pid) for pid in self.pids)
+        return own.user + own.system + own.children_user + own.children_system + sum(cpu_of(pid) for pid in self.pids)
 
     def versions(self) -> dict[str, str]:
         """What the figures were taken on."""
@@ -92,7 +92,7 @@ def on_stage(database: str, size: Size, visibility: Mapping[str, Any] | None = N
         yield Stage(size, database, client, server, stack, pids)
 
 
-def _cpu(leader: int) -> float:
+def cpu_of(leader: int) -> float:
     """Processor seconds of a process's whole session."""
     from tests.support.processes import session_members
 

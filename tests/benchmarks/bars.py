@@ -9,9 +9,10 @@ BOTH = ("sqlite", "postgres")
 
 
 class Entry(NamedTuple):
-    """`where` is module:function; the function takes a `Stage` and yields parts. `databases`: on which it makes a difference.
+    """`where` is module:function, or several of them; a function takes a `Stage` and yields parts.
 
-    `visibility` is merged into the settings; `durable`: PostgreSQL as it comes, which waits for the disk.
+    `databases`: on which it makes a difference. `visibility` is merged into the settings. `durable`: PostgreSQL as it comes, that
+    waits for the disk.
     """
 
     title: str
@@ -28,7 +29,7 @@ BARS = {
     "B2": Entry("that gate against one indexed select, one Redis range and one RQ enqueue", "b1_gate:floor"),
     "B3": Entry(
         "keys recomputed per second by one worker against one RQ job per key",
-        "b3_drain:measure",
+        "b3_drain:measure b3_marks:measure",
         visibility={
             "LANES": {
                 "hot": {"queue": "visibility-hot", "bound": 100_000, "batch": 100, "idle": 0.0},

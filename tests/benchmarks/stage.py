@@ -126,8 +126,9 @@ def _remove(name: str) -> None:
 
 
 def run(where: str, stage: Stage) -> Iterator[Part]:
-    """The parts of one bar on this stage, named by its database, as they are measured."""
-    module, _, function = where.partition(":")
-    for part in getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(stage):
-        part.database = stage.database
-        yield part
+    """The parts of one bar on this stage, named by its database, as they are measured; `where` may name several places."""
+    for place in where.split():
+        module, _, function = place.partition(":")
+        for part in getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(stage):
+            part.database = stage.database
+            yield part

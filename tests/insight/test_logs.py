@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from django.utils import timezone
 
 from tests.lanes import watch
 from visibility import signals
@@ -25,7 +24,7 @@ def record(caplog: pytest.LogCaptureFixture, logger: str) -> logging.LogRecord:
 
 def test_every_figure_is_an_attribute_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "visibility")
-    signals.snapshot_built.send_robust("feed", resource="feed:1", version=7, seconds=0.25, event_at=timezone.now())
+    logs.built("feed", [("feed:1", 7, 1_700_000_000_000)], 0.25)
     signals.event_processed.send_robust("gate", event_ids=["a"], decision={"feed": {"hot": 1}}, seconds=0.01, error=None)
     signals.became_visible.send_robust("feed", resource="feed:1")
     signals.user_online.send_robust("presence", user_id="7")
@@ -71,17 +70,21 @@ class TestTrail:
         metrics.flush()
         assert [one["version"] for one in trail.read("feed:1")] == list(range(29, 9, -1))
 
-    def test_under_load_notes_are_dropped_and_counted(self) -> None:
-        for n in range(trail.PER_FLUSH + 7):
+    def test_under_load_notes_are_dropped_and_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted: list[tuple[str, int]] = []
+        monkeypatch.setattr(metrics, "count", lambda name, n=1, **_named: counted.append((name, n)))
+        for n in range(trail.PER_FLUSH - 3):
             trail.note(f"feed:{n}", "built")
+        logs.built("feed", [(f"feed:late{n}", n, 0) for n in range(10)], 0.1)
+        assert counted == [("notes_dropped", 7)]
         metrics.flush()
-        assert len(trail.read("feed:0")) == 1
-        assert trail.read(f"feed:{trail.PER_FLUSH + 6}") == []
+        assert len(trail.read("feed:0")) == len(trail.read("feed:late2")) == 1
+        assert trail.read("feed:late3") == []
 
     def test_signals_leave_notes(self) -> None:
         watch("feed:1")
         signals.became_visible.send_robust("feed", resource="feed:1")
-        signals.snapshot_built.send_robust("feed", resource="feed:1", version=7, seconds=0.25, event_at=None)
+        logs.built("feed", [("feed:1", 7, 0)], 0.25)
         signals.became_hidden.send_robust("feed", resource="feed:1")
         metrics.flush()
         assert [one["kind"] for one in trail.read("feed:1")] == ["hidden", "built", "visible"]

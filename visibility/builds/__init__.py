@@ -23,7 +23,7 @@ from visibility.conf import settings
 from visibility.datatypes import DataType, Hidden
 from visibility.dirty import Marks
 from visibility.exceptions import BadSnapshot, BuildTimeout, RedisAway
-from visibility.insight import metrics
+from visibility.insight import logs, metrics
 from visibility.insight.spans import traced
 from visibility.points import reach
 from visibility.signals import snapshot_built
@@ -239,18 +239,23 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
         metrics.count("build_failures", failures, data_type=name)
     if refused := len(out) - len(good) - failures:
         metrics.count("store_refused", refused, data_type=name)
-    waited: dict[str, list[float]] = {}
+    waited: dict[str, list[float]] = {"freshness_built": [], "freshness_resolved": []}
     for one in good:
         event_ms = one.stored.event_ms if one.stored else 0
-        event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
-        row = keys[one.resource[len(name) + 1 :]]
+        visible = keys[one.resource[len(name) + 1 :]].visible
         marked_ms = int(one.marks.first_at.timestamp() * 1000) if one.marks.first_at else 0
-        if event_ms and row.visible:
-            waited.setdefault("freshness_built", []).append(max(0.0, (now - event_ms) / 1000))
-        if marked_ms or (event_ms and not row.visible):
-            waited.setdefault("freshness_resolved", []).append(max(0.0, (now - (marked_ms or event_ms)) / 1000))
-        snapshot_built.send_robust(
-            name, resource=one.resource, version=one.stored and one.stored.version, seconds=took, event_at=event_at
-        )
+        if event_ms and visible:
+            waited["freshness_built"].append(max(0.0, (now - event_ms) / 1000))
+        if marked_ms or (event_ms and not visible):
+            waited["freshness_resolved"].append(max(0.0, (now - (marked_ms or event_ms)) / 1000))
     for stage, seconds in waited.items():
         metrics.observe_all(stage, seconds, data_type=name)
+    _tell(name, [(one.resource, one.stored.version, one.stored.event_ms) for one in good if one.stored], took)
+
+
+def _tell(name: str, rows: Sequence[tuple[str, int, int]], took: float) -> None:
+    logs.built(name, rows, took)
+    if snapshot_built.has_listeners(name):
+        for resource, version, event_ms in rows:
+            event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
+            snapshot_built.send_robust(name, resource=resource, version=version, seconds=took, event_at=event_at)

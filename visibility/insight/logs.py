@@ -1,4 +1,4 @@
-"""Structured logging as receivers of this app's own signals; the notes of `trail` and the gate's times come along.
+"""Structured logging as receivers of this app's own signals, and `built`; the notes of `trail` and the gate's times come along.
 
 Loggers `visibility.gate`, `.build`, `.presence`, `.lane` and `.slo`; every record carries its figures as attributes
 (`extra`), named in `FIELDS`, so that a JSON formatter writes them as they are. `connect()` runs once from `AppConfig.ready`;
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from visibility import signals
@@ -49,19 +48,18 @@ def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
     log_presence.debug("%s became hidden", resource, extra={"data_type": sender, "resource": str(resource)})
 
 
-def on_built(
-    sender: str, resource: str, version: int | None, seconds: float, event_at: datetime | None = None, **kwargs: Any
-) -> None:
+def built(data_type: str, rows: Sequence[tuple[str, int, int]], seconds: float) -> None:
+    """A batch was built: `(resource, version, event_ms)` of each. Called, not sent as a signal: one would be sent per resource."""
     from visibility.insight import metrics, trail
 
-    if trail.full():
-        metrics.count("notes_dropped")
-    else:
-        since = event_at.timestamp() if event_at else None
-        trail.note(str(resource), "built", version=version, seconds=round(seconds, 4), event_at=since)
+    noted = rows[: trail.room()]
+    for resource, version, event_ms in noted:
+        trail.note(resource, "built", version=version, seconds=round(seconds, 4), event_at=event_ms / 1000 or None)
+    metrics.count("notes_dropped", len(rows) - len(noted))
     if log_build.isEnabledFor(logging.DEBUG):
-        extra = {"data_type": sender, "resource": str(resource), "version": version, "seconds": seconds}
-        log_build.debug("%s built, version %s, in %.3f s", resource, version, seconds, extra=extra)
+        for resource, version, _event_ms in rows:
+            extra = {"data_type": data_type, "resource": resource, "version": version, "seconds": seconds}
+            log_build.debug("%s built, version %s, in %.3f s", resource, version, seconds, extra=extra)
 
 
 def on_event(
@@ -106,7 +104,6 @@ def on_slo(sender: str, state: str, burn_rate: float, attained: float | None, **
 RECEIVERS = (
     (signals.became_visible, on_visible),
     (signals.became_hidden, on_hidden),
-    (signals.snapshot_built, on_built),
     (signals.event_processed, on_event),
     (signals.user_online, on_online),
     (signals.user_offline, on_offline),

@@ -24,15 +24,15 @@ _lock = threading.Lock()
 _notes: list[tuple[str, str]] = []
 
 
-def full() -> bool:
-    """Whether a note would be dropped now, so that none need be made."""
-    return len(_notes) >= PER_FLUSH
+def room() -> int:
+    """How many more notes are kept now, so that no others need be made."""
+    return max(0, PER_FLUSH - len(_notes))
 
 
 def note(resource: str, kind: str, **detail: str | int | float | None) -> None:
     """Remember that this happened to a resource now. `kind` is a machine word; `detail` must be JSON."""
     # Looked at before the note is written out: under load most are dropped.
-    if full():
+    if not room():
         metrics.count("notes_dropped")
         return
     entry = _encode({"at": round(time.time(), 3), "kind": kind, **detail})

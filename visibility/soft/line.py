@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hiredis import pack_command
 from redis.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
 
@@ -34,7 +35,7 @@ class Line:
         self._idle: list[Any] = []
 
     def ask(self, *command: Any) -> Any:
-        """The server's answer to one command, sent once more after a broken connection.
+        """The server's answer to one command, sent once more after a broken connection. Its parts are text, bytes or numbers.
 
         Raises:
             redis.exceptions.RedisError: as the client does.
@@ -47,7 +48,7 @@ class Line:
             one = self._pool.get_connection()
         whole = False
         try:
-            one.send_command(*command)
+            one.send_packed_command([pack_command(command)])
             answer = one.read_response()
             whole = not (self._moves and one.should_reconnect())
             return answer

@@ -84,9 +84,9 @@ CHANNEL_LAYERS: dict[str, Any] = {
     },
 }
 
-RQ_QUEUES = {
-    "visibility-hot": {"URL": REDIS_URL, "DEFAULT_TIMEOUT": 180},
-    "visibility-cold": {"URL": REDIS_URL, "DEFAULT_TIMEOUT": 180},
+RQ_QUEUES = {  # jobs as JSON: nothing that comes out of Redis is unpickled
+    name: {"URL": REDIS_URL, "DEFAULT_TIMEOUT": 180, "SERIALIZER": "rq.serializers.JSONSerializer"}
+    for name in ("visibility-hot", "visibility-cold")
 }
 
 VISIBILITY: dict[str, Any] = {

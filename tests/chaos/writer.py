@@ -14,7 +14,7 @@ THREADS = 10
 
 def write(seed: int, over: threading.Event, names: list[str]) -> None:
     """Count up random counters; a database that is away or locked is tried again."""
-    from django.db import DatabaseError, close_old_connections, transaction
+    from django.db import Error, close_old_connections, transaction
 
     from tests.app.models import Counter
 
@@ -25,7 +25,7 @@ def write(seed: int, over: threading.Event, names: list[str]) -> None:
                 row = Counter.objects.select_for_update().get(name=chance.choice(names))
                 row.value += 1
                 row.save()
-        except DatabaseError:
+        except Error:
             close_old_connections()
 
 

@@ -58,6 +58,11 @@ class Proxy:
         """Reset every connection; returns how many there were."""
         return int(self._do(self._cut))
 
+    @property
+    def living(self) -> int:
+        """How many connections go through it now."""
+        return len(self._pairs)
+
     def refuse(self) -> None:
         """Refuse new connections; those that live go on (`cut` ends them)."""
         self._do(self._unlisten)

@@ -58,9 +58,9 @@ def visibility_current(context: RequestContext) -> str:
 
 
 @register.filter
-def span(seconds: float | None) -> str:
-    """Seconds as a duration for people; a dash for None."""
-    return NONE if seconds is None else span_text(float(seconds)).replace(" ", "\u00a0")
+def span(seconds: float | str | None) -> str:
+    """Seconds as a duration for people; a dash for None, and for what a template found nothing for."""
+    return NONE if seconds in (None, "") else span_text(float(seconds)).replace(" ", "\u00a0")
 
 
 @register.filter

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import visibility
 from tests.app.models import Counter
 from visibility import gate, points, pressure, testing
-from visibility.build.look import look
+from visibility.builds.look import look
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.dirty import marks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -178,6 +179,38 @@ def test_L4_hidden_is_decided_on_what_all_nodes_share(heard: Heard) -> None:
     wait_for(lambda: come("2", "b", "counter:a", node="n2") and sweep() == 0, 1)
     assert ("became_hidden", "counter:a") not in heard
     assert visibility.is_visible("counter:a")
+
+
+def test_L4_L6_many_nodes_that_come_and_go_at_once_cross_zero_once_each_way(heard: Heard, settings: Any) -> None:
+    settings.VISIBILITY = {**settings.VISIBILITY, "TTL": 30, "LINGER": 0.05}
+    come("0", "stays", "counter:a", node="n0")
+    over = threading.Event()
+
+    def node(n: int) -> None:
+        for _ in range(25):
+            come(str(n), f"s{n}", "counter:a", node=f"n{n}")
+            go(str(n), f"s{n}", "counter:a")
+            go(str(n), f"s{n}", "counter:a")
+
+    def sweeper() -> None:
+        while not over.is_set():
+            sweep()
+
+    nodes = [threading.Thread(target=node, args=(n,)) for n in range(1, 5)]
+    sweeping = threading.Thread(target=sweeper)
+    for thread in (*nodes, sweeping):
+        thread.start()
+    for thread in nodes:
+        thread.join()
+    assert [name for name, what in heard if what == "counter:a"] == ["became_visible"]
+    assert visibility.watchers("counter:a").count == 1
+    go("0", "stays", "counter:a")
+    wait_for(lambda: ("became_hidden", "counter:a") in heard, 10)
+    over.set()
+    sweeping.join()
+    assert [name for name, what in heard if what == "counter:a"] == ["became_visible", "became_hidden"]
+    for n in range(5):
+        assert [name for name, who in heard if who == str(n)] == ["user_online", "user_offline"] * (25 if n else 1)
 
 
 def test_L6_counts_come_from_sets(redis: redis_py.Redis) -> None:
@@ -415,13 +448,19 @@ def test_a_renewal_writes_whole_what_is_gone(redis: redis_py.Redis) -> None:
     assert visibility.interests("a") == ["counter:a"]
 
 
-def test_L13_no_clock_of_a_worker_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
-    come("1", "a", "counter:a")
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_L13_no_clock_of_a_worker_decides(monkeypatch: pytest.MonkeyPatch, settings: Any, hours: int, when: str) -> None:
+    """A clock that steps while a lease lives, or that was wrong when it was made: it lives its time, and no longer."""
+    settings.VISIBILITY = {**settings.VISIBILITY, "TTL": 1.5}
     real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    wait_for(lambda: not visibility.is_visible("counter:a"), 3)
+    if when == "after":
+        come("1", "a", "counter:a")
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+    if when == "before":
+        come("1", "a", "counter:a")
+    assert visibility.is_visible("counter:a") and state_of("1").online
+    wait_for(lambda: not visibility.is_visible("counter:a"), 10)
     assert not state_of("1").online
     assert visibility.watchers("counter:a").count == 0
 

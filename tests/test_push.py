@@ -19,9 +19,9 @@ from tests.app.models import Counter
 from tests.support import await_for, wait_for
 from tests.support.local import Sockets, draining
 from tests.support.sockets import Tab
-from visibility import push
+from visibility import push, recompute
 from visibility.sockets.hub import hub_here
-from visibility.soft import sessions
+from visibility.soft import leases, sessions
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 
@@ -102,6 +102,23 @@ def test_S4_a_thousand_hints_from_sync_code_use_the_connections_of_the_first(red
         push.publish([("counter:a", n)])
     assert connections(redis) - before <= 1
     assert time.monotonic() - begin < 20
+
+
+def test_S4_commits_of_sync_code_hold_the_connections_of_the_first(redis: redis_py.Redis) -> None:
+    """The whole way: the gate, the lane, the job that wakes it; and what a worker then says to those who watch."""
+    counter = Counter.objects.create(name="a")
+
+    def commit(value: int) -> None:
+        leases.renew([leases.Watch("counter:a", "1/tab")])
+        counter.value = value
+        counter.save()
+        recompute.drain("hot")
+
+    commit(1)
+    before = connections(redis)
+    for value in range(2, 102):
+        commit(value)
+    assert connections(redis) - before <= 1
 
 
 async def hears(tab: Tab, send: Callable[[], Any]) -> bool:

@@ -116,7 +116,10 @@ class Both:
             self.ours.send('{"op":"ping","have":{}}')
         cpu = [now - before for now, before in zip(self._cpu(our_worker, bare_worker), used, strict=True)]
         figures: dict[str, Any] = {"cpu_ours": cpu[0] / samples, "cpu_theirs": cpu[1] / samples / 2}
-        for against, name in {"a plain RQ job and group_send": "plain", "the same with a connection that is kept": "kept"}.items():
+        for against, name in {
+            "a plain RQ job and group_send": "plain",
+            "the same with a connection that is kept": "kept",
+        }.items():
             for percent in PERCENTS:
                 what = f"commit to frame, p{percent}, {pace}, {self.kind}"
                 part = at_percentile(took["ours"], took[name], percent, what, 1.5, against, **figures)

@@ -89,9 +89,7 @@ class Both:
             cpu[1].append(cpu_of(self.bare_site.process.pid) - used)
             return took
 
-        turns = by_turns(
-            our_side, bare_side, self.stage.size.times(ROUNDS), warm=2, seconds=40, before=(self.rest, self.rest)
-        )
+        turns = by_turns(our_side, bare_side, self.stage.size.times(ROUNDS), warm=2, seconds=40, before=(self.rest, self.rest))
         ours, theirs = median(cpu[0]), median(cpu[1])
         return turns.cost(
             f"to {self.sockets} sockets, {what}, {self.kind}", 1.0, "group_send and send_json",

@@ -17,7 +17,9 @@ from channels.layers import channel_layers
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connections
+from redis import RedisError
 from websockets.exceptions import ConnectionClosedOK
+from websockets.frames import Close
 
 from tests.support.sockets import Tab, session_for
 from visibility import dirty, recompute
@@ -27,7 +29,7 @@ from visibility.exceptions import RedisAway
 from visibility.routing import application
 from visibility.sockets.hub import hub_here
 from visibility.soft import claims, clock, leases, pending
-from visibility.soft.client import aclose
+from visibility.soft.client import aclose, client
 from visibility.soft.pending import Item
 from visibility.wake import wake
 
@@ -75,7 +77,7 @@ class LocalSocket:
 
     async def send(self, text: str | bytes) -> None:
         if self.close_code is not None:
-            raise ConnectionClosedOK(None, None)
+            raise ConnectionClosedOK(Close(self.close_code, "by the server"), None)
         self.inbox.put_nowait({"type": "websocket.receive", "text" if isinstance(text, str) else "bytes": text})
 
     async def close(self) -> None:
@@ -116,8 +118,19 @@ class Sockets:
         assert not hub.sessions, "sessions are left"
         assert not hub.topics, "topics are left"
         await aclose()
+        assert not immortal(), "keys without a lifetime are left"
         # A core Redis layer that was left while it received keeps a lock of this event loop; the next loop gets a new layer.
         channel_layers.backends.clear()
+
+
+def immortal() -> list[str]:
+    """The package's keys in Redis that nothing would ever remove."""
+    try:
+        redis = client()
+        return [key.decode() for key in redis.scan_iter(f"{{{visibility_settings.PREFIX}:*") if redis.ttl(key) == -1]
+    except (RedisError, RedisAway):
+        # A test has ended it; what it held is gone.
+        return []
 
 
 def no_traceback(tab: Tab) -> bool:

@@ -1,4 +1,4 @@
-"""The websocket side of a project::
+"""The socket as an ASGI application, to stand beside a project's own::
 
     from channels.routing import ProtocolTypeRouter
     from visibility.routing import application as visibility_socket

@@ -1,5 +1,6 @@
-"""What a new lease finds (rules 1 and 3): the lease is written, then the marks are read; what stands is shown at once,
-and is trusted or sent to be rebuilt.
+"""What a new lease finds: the snapshot that stands, trusted or sent to be rebuilt.
+
+The lease is written before the marks are read (rule 1); trust follows from the marks (rule 3).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What needs a package that is optional."""

@@ -1,4 +1,4 @@
-"""What is wrong, by what is it told, what to do: symptom, finding, evidence, remedy.
+"""The doctor: checks of everything around the app, each of which answers with symptom, evidence and remedy.
 
 `examine()` runs every check once against the live system and answers findings, the worst first. A check that cannot run because
 Redis or the database is away is left out: the finding that says so stands alone. Nothing is changed. Bounded: no KEYS, no SCAN,

@@ -1,4 +1,4 @@
-"""One finding."""
+"""One finding of the doctor: symptom, evidence, remedy, and how bad it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: what changed, asked for its audiences at once, written to the outbox, and handed to the gate after the commit.
+"""From a change to an event: its audiences are asked for at once, and its row and the gate pass are left to the commit.
 
 A row of the outbox keeps what a later process needs to do the same: keys and scopes as they were answered, and where that is not
 enough (a QuerySet, a method that failed) the values that the instance had.

@@ -1,5 +1,7 @@
-"""What was counted over spans of time: rows of `Rollup` in the coarsest grain that covers a span, and the minutes that only
-Redis holds so far. One query for any number of spans."""
+"""What was counted over spans of time, for charts and promises; one query for any number of spans.
+
+Read from `Rollup` in the coarsest grain that covers a span, and from the minutes that only Redis holds so far.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The two statements that Django's ORM does not write portably or fast enough: an upsert whose new value depends on the old
-one, and an update of many rows that is compared row by row."""
+"""Statements that Django's ORM does not write portably or fast enough.
+
+An upsert whose new value depends on the old one, and an update of many rows that is compared row by row.
+"""
 
 from __future__ import annotations
 

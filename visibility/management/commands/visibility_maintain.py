@@ -1,3 +1,5 @@
+"""`visibility_maintain`: the maintenance loop alone, or every duty once."""
+
 from __future__ import annotations
 
 import signal

@@ -1,3 +1,5 @@
+"""`visibility_worker`: the workers of every lane as processes, with the maintenance loop."""
+
 from __future__ import annotations
 
 import signal

@@ -68,6 +68,7 @@ class Command(BaseCommand):
                 stack.callback(valkey.close)
             if options["fresh"]:
                 forget_data()
+            self.say("Preparing the database, then starting Valkey, server and workers…\n")
             env = {**os.environ, "REDIS_URL": given or (valkey.url if valkey else "")}
             hosts = {*settings.ALLOWED_HOSTS, options["host"]}
             env["ALLOWED_HOSTS"] = ",".join(sorted(hosts))

@@ -33,7 +33,7 @@ AUDIENCES = [1_000, 10_000, 100_000, 1_000_000]
 _WRITES = re.compile(r'\s*(?:INSERT(?: OR IGNORE)? INTO|UPDATE|DELETE FROM)\s+["`]?(\w+)')
 
 
-class _Gate:
+class Gate:
     """Saves a Post and tells how long the gate took, from the event's own report."""
 
     def __init__(self, stage: Stage) -> None:
@@ -77,11 +77,11 @@ def _rows(tally: Tally[str]) -> Iterator[None]:
         yield
 
 
-def _ready(stage: Stage) -> tuple[_Gate, list[User], list[str]]:
+def _ready(stage: Stage) -> tuple[Gate, list[User], list[str]]:
     sizes = [stage.size.n(size, 100) for size in AUDIENCES]
     authors = people.grow(sizes)
     keys = people.look(sizes[0])
-    gate = _Gate(stage)
+    gate = Gate(stage)
     gate.empty()
     gate.save(authors[-1])
     if gate.pended() != len(keys):

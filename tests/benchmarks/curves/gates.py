@@ -1,0 +1,74 @@
+"""The gate's time for one saved Post: over the size of the audience, and over how many of it watch.
+
+The time is what `event_processed` reports, as in B1: from the commit until everything is pended, marked, woken and noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+
+from django.contrib.auth.models import User
+
+from tests.benchmarks import people
+from tests.benchmarks.b1_gate import Gate
+from tests.benchmarks.curves.core import Curve, Series, by_turns
+from tests.benchmarks.harness import say
+from tests.benchmarks.stage import Stage
+from visibility.read import read_many
+from visibility.soft import leases
+
+AUDIENCES = [1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
+WATCHERS = [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000]
+FOLLOWERS = 20_000
+NAMES = {"postgres": "PostgreSQL", "sqlite": "SQLite"}
+
+
+def _save(gate: Gate, author: User) -> float:
+    """Milliseconds of the gate, with an empty lane before it."""
+    gate.empty()
+    return gate.save(author) * 1000
+
+
+def audience(stage: Stage) -> Iterator[Curve]:
+    """A hundred watch; the audience grows."""
+    sizes = sorted({stage.size.n(size, 100) for size in AUDIENCES})
+    authors = people.grow(sizes)
+    people.look(sizes[0])
+    gate = Gate(stage)
+    for author in authors:
+        _save(gate, author)
+    sides: dict[float, Callable[[], float]] = {
+        size: partial(_save, gate, author) for size, author in zip(sizes, authors, strict=True)
+    }
+    points = by_turns(sides, stage.size.times(41))
+    yield Curve(
+        name="audience", title="One change, a hundred watchers: the gate's time over the audience",
+        x="followers of the author", y="gate, ms",
+        how="median by turns of the time that `event_processed` reports for one saved post",
+        series=[Series(name=NAMES[stage.database], points=points)],
+    )  # fmt: skip
+
+
+def watchers(stage: Stage) -> Iterator[Curve]:
+    """The audience stays; more and more of it watch."""
+    counts = sorted({stage.size.n(count, 1) for count in WATCHERS})
+    (author,) = people.grow([max(counts[-1], stage.size.n(FOLLOWERS, 100))])
+    gate, points, known = Gate(stage), [], 0
+    for count in counts:
+        keys = [str(people.FIRST + n) for n in range(known, count)]
+        leases.renew([leases.Watch(f"feed:{key}", f"{key}/tab", "watch") for key in keys])
+        for start in range(0, len(keys), 500):
+            read_many("feed", keys[start : start + 500])
+        known = count
+        _save(gate, author)
+        points.append((float(count), median(_save(gate, author) for _ in range(stage.size.times(25 if count < 3_000 else 9)))))
+        if gate.pended() != count:
+            raise AssertionError(f"{gate.pended()} feeds went hot, not {count}")
+        say(f"  {count} watching: {points[-1][1]:.2f} ms")
+    yield Curve(
+        name="watchers", title="One change to 20,000 followers: the gate's time over those who watch",
+        x="followers who watch", y="gate, ms", how="median of the time that `event_processed` reports for one saved post",
+        series=[Series(name=NAMES[stage.database], points=points)],
+    )  # fmt: skip

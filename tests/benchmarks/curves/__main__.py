@@ -25,7 +25,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CURVES)} (default: all)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     made.add_argument("--svg", type=Path, metavar="FOLDER", help="write a picture of each curve here, curve-NAME.svg")
-    made.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both", help="where it matters (default: both)")
+    made.add_argument(
+        "--database", choices=("sqlite", "postgres", "both"), default="both", help="where it matters (default: both)"
+    )
     made.add_argument("--size", choices=SIZES, default="full", help="how far curves go; tiny shows only that they run")
     return made
 

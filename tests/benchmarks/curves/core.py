@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """The exponent b of y = a · x^b, by least squares over the logarithms; None for fewer than two x, or what has no logarithm."""
+    """The exponent b of y = a · x^b, by least squares over the logarithms; None for fewer than two x, or without logarithms."""
     if len({x for x, _ in points}) < 2 or any(x <= 0 or y <= 0 for x, y in points):
         return None
     logs = [(math.log(x), math.log(y)) for x, y in points]
@@ -68,7 +68,8 @@ class Curve:
         return {
             "name": self.name, "title": self.title, "x": self.x, "y": self.y, "how": self.how,
             "series": [
-                {"name": one.name, "slope": _tidy(one.slope), "points": [[x, _tidy(y)] for x, y in one.points]} for one in self.series
+                {"name": one.name, "slope": _tidy(one.slope), "points": [[x, _tidy(y)] for x, y in one.points]}
+                for one in self.series
             ],
         }  # fmt: skip
 

@@ -1,13 +1,12 @@
 """Work per resource on a Redis Cluster of three masters, as keys are spread over 1 to 16 shards.
 
-On one machine more masters are not faster: what counts is the share of the busiest one, for that is what a cluster of real machines
-waits for. The measure is what the busiest master spends in scripts for one resource's way (watch, change, claim, store, done), and
-beside it the whole of all masters, which must not grow, and what the caller uses.
+On one machine more masters are not faster: what counts is the share of the busiest one, for that is what a cluster of real
+machines waits for. The measure is what the busiest master spends in scripts for one resource's way (watch, change, claim, store,
+done), and beside it the whole of all masters, which must not grow, and what the caller uses.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -51,13 +50,13 @@ def _spent(masters: list[Any]) -> list[float]:
 def spread(stage: Stage) -> Iterator[Curve]:
     """Each number of shards by turns."""
     number = stage.size.n(RESOURCES, 60)
-    kind = "valkey" if lacking("valkey") is None else "redis7"
+    kind = "valkey" if not lacking("valkey") else "redis7"
     with redis_cluster(kind) as cluster:
         busiest, whole, caller = _measure(stage, cluster, number)
     yield Curve(
         name="shards", title="A resource's whole way on a cluster of three masters, over its shards",
         x="SHARDS", y="per resource, µs",
-        how=f"{number} resources watched, changed, claimed, stored and ended; commandstats of the masters, processor time of the caller",
+        how=f"{number} resources watched, changed, claimed, stored, ended; commandstats of masters, processor time of the caller",
         series=[
             Series(name="busiest master", points=busiest), Series(name="all masters", points=whole),
             Series(name="caller", points=caller),
@@ -76,9 +75,9 @@ def _measure(stage: Stage, cluster: RedisCluster, number: int) -> tuple[list[Poi
                     for one in masters:
                         one.flushall()
                         one.config_resetstat()
-                    begun = _cpu()
+                    begun = time.process_time()
                     _way([f"counter:s{turn}x{n}" for n in range(number)])
-                    used, spent = _cpu() - begun, _spent(masters)
+                    used, spent = time.process_time() - begun, _spent(masters)
                     # The first turn loads the scripts.
                     if turn:
                         rows.setdefault(shards, []).append((max(spent) / number, sum(spent) / number, used * 1e6 / number))
@@ -90,8 +89,3 @@ def _measure(stage: Stage, cluster: RedisCluster, number: int) -> tuple[list[Poi
         say(f"  {shards} shards: busiest {sorted(some)[len(some) // 2][0]:.1f} µs a resource")
     middle = [[(float(n), sorted(row[k] for row in some)[len(some) // 2]) for n, some in sorted(rows.items())] for k in range(3)]
     return middle[0], middle[1], middle[2]
-
-
-def _cpu() -> float:
-    own = os.times()
-    return own.user + own.system

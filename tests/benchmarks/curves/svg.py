@@ -1,4 +1,4 @@
-"""A curve as an SVG picture, by hand: log axes, points and lines, the slopes in the legend. Readable on light and on dark pages."""
+"""A curve as an SVG picture, by hand: log axes, points and lines, slopes in the legend. Readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def draw(curve: Curve, *, linear: bool = False) -> str:
     across = Axis([x for x, _ in points], LEFT, WIDTH - RIGHT, linear=linear)
     legend = HEIGHT - BOTTOM
     up = Axis([y for _, y in points], legend, TOP + 18 * len(curve.series), linear=linear)
+    size = f"viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}'"
     lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}' {FONT} "
-        f"font-size='12' fill='{GREY}' role='img'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT} font-size='12' fill='{GREY}' role='img'>",
         f"<title>{escape(curve.title)}</title>",
         f"<text x='{LEFT}' y='24' font-size='15' font-weight='600'>{escape(curve.title)}</text>",
         *_grid(across, up, curve),

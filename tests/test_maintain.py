@@ -182,6 +182,24 @@ def test_the_loop_promotes_and_rouses_by_itself(loop: threading.Event, probes: P
     wait_for(lambda: (upkeep.silence() or 9.0) < 1.5, 5)
 
 
+def test_after_a_full_batch_the_next_one_does_not_wait_for_its_period(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintain, "PRUNE_BATCH", 10)
+    monkeypatch.setattr(maintain, "MOMENT", 0.05)
+    monkeypatch.setattr(maintain, "DUTIES", (maintain.Duty("prune", 60, maintain.prune, full=10),))
+    monkeypatch.setattr(maintain.random, "uniform", lambda low, high: low)
+    NaturalKey.objects.bulk_create([NaturalKey(name=str(n), expires_at=now() - timedelta(days=1)) for n in range(25)])
+    stop = threading.Event()
+    thread = threading.Thread(target=maintain.loop, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: not NaturalKey.objects.exists(), 10)
+    finally:
+        stop.set()
+        thread.join(10)
+
+
 def test_the_loop_outlives_a_redis_outage(
     loop: threading.Event, probes: Path, own_redis: servers.RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

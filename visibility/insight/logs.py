@@ -49,7 +49,7 @@ def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
 
 
 def built(data_type: str, rows: Sequence[tuple[str, int, int]], seconds: float) -> None:
-    """A batch was built: `(resource, version, event_ms)` of each. Called, not sent as a signal: one would be sent per resource."""
+    """A batch was built: `(resource, version, event_ms)` of each. Called, not sent as a signal: that is one per resource."""
     from visibility.insight import metrics, trail
 
     noted = rows[: trail.room()]

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import visibility
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -78,6 +80,12 @@ def test_the_interpreters_named_are_the_ones_allowed() -> None:
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert named[0] == "3.11"
     assert all(allowed.contains(version) for version in named)
+
+
+def test_one_version_everywhere() -> None:
+    newest = re.search(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == PROJECT["version"] == visibility.__version__
 
 
 def test_the_readme_has_the_two_commands() -> None:

@@ -45,7 +45,7 @@ def no_worker() -> Iterator[Finding]:
                 severity=CRITICAL if state.pending + state.claimed else WARNING,
                 symptom=f"No worker listens on the queue {lane.queue!r} of the lane {name!r}.",
                 evidence={"lane": name, "queue": lane.queue, "workers": 0, "pending": state.pending},
-                remedy=f"Start one: manage.py visibility_worker {name} (or manage.py rqworker {lane.queue}), under a supervisor.",
+                remedy=f"Start one, supervised: manage.py visibility_worker --lane {name}, or manage.py rqworker {lane.queue}.",
             )
 
 

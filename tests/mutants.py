@@ -67,6 +67,11 @@ MUTANTS = {
     "version check": Mutant(
         f"{LUA}/store.lua", {"if owns and tonumber(seen[2] or '0') >= tonumber(token) then": "if false then"}, f"{RULES}7"
     ),
+    "built since the look": Mutant(
+        "visibility/builds/rounds.py",
+        {" and found[r].claim_ms is None": ""},
+        "tests/test_recompute.py -k had_begun",
+    ),
     "mark first": Mutant("visibility/recompute.py", {"dirty.mark(": "(lambda *_: None)("}, f"{RULES}8"),
     "lease check": Mutant(
         f"{LUA}/among.lua", {"if score and tonumber(score) > now then": "if score then"}, "tests/test_testing.py -k leases"

@@ -583,6 +583,7 @@ async def test_ten_thousand_revocations_under_load_and_no_later_frame(
     users = [await sync_to_async(make_user)(f"u{n}") for n in range(10)]
     names = [f"counter:{n}" for n in range(20)]
     opened = {user: [await watching(tabs, user, *names) for _ in range(2)] for user in users}
+    beats = [asyncio.create_task(tab.beat(10)) for group in opened.values() for tab in group]
     rng = random.Random(3)
     told = push.publish_access
     monkeypatch.setattr("visibility.push.publish_access", lambda number: rng.random() < 0.5 and told(number))
@@ -616,6 +617,9 @@ async def test_ten_thousand_revocations_under_load_and_no_later_frame(
         ]
 
     assert leaked() == []
+    for beat in beats:
+        beat.cancel()
+    await asyncio.gather(*beats, return_exceptions=True)
     print(f"{number} revocations, {sum(len(tab.frames) for group in opened.values() for tab in group)} frames, 0 too late")  # noqa: T201
     for tab in (tab for group in opened.values() for tab in group):
         pong = await tab.ping()

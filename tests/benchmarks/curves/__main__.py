@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m tests.benchmarks.curves", description="Measure how costs grow.")
     made.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CURVES)} (default: all)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures here; others there stay")
     made.add_argument("--svg", type=Path, metavar="FOLDER", help="write a picture of each curve here, curve-NAME.svg")
     made.add_argument(
         "--database", choices=("sqlite", "postgres", "both"), default="both", help="where it matters (default: both)"
@@ -51,6 +51,13 @@ def measure(name: str, databases: Sequence[str], size: str, about: dict[str, Any
     return merge(results)
 
 
+def kept(file: Path, results: list[Result]) -> list[Result]:
+    """These results among those of the file, whose place they take: a curve may be measured again alone."""
+    before = [result_of(row) for row in json.loads(file.read_text())["results"]] if file.exists() else []
+    new = {one.name: one for one in results}
+    return [new.pop(one.name, one) for one in before] + list(new.values())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for, print and write it. 1 if a curve could not be measured."""
     options = parser().parse_args(arguments)
@@ -69,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 (options.svg / f"curve-{one.name}.svg").write_text(draw(one))
         # After each, so that a run which is ended early keeps what it has.
         if options.json:
-            options.json.write_text(dump(results, about) + "\n")
+            options.json.write_text(dump(kept(options.json, results), about) + "\n")
     for error in about["errors"]:
         print(f"! {error}")
     print("\non " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()))

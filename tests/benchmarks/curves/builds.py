@@ -30,12 +30,12 @@ def drain(stage: Stage) -> Iterator[Curve]:
     most = stage.size.n(RESOURCES, 40)
     Counter.objects.bulk_create([Counter(name=f"r{n:07d}", value=n) for n in range(most)])
     for batch in BATCHES:
-        number = min(most, batch * 300)
+        number = min(most, batch * 100)
         names = [f"counter:r{n:07d}" for n in range(number)]
         hot: dict[str, Any] = {**settings.LANES["hot"], "batch": batch, "idle": 0.0, "budget": 60.0}
         rows: list[tuple[float, ...]] = []
         with configured(LANES={**settings.LANES, "hot": hot}):
-            for _ in range(stage.size.times(5)):
+            for _ in range(stage.size.times(3)):
                 watch(names)
                 wait(names)
                 with Meter(stage.pids) as meter:

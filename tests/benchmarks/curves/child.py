@@ -21,7 +21,7 @@ def main(name: str, database: str, size: str, file: str) -> None:
     found: dict[str, Any] = {"results": [], "versions": {}, "error": ""}
     entry = CURVES[name]
     try:
-        with on_stage(database, SIZES[size], entry.visibility, durable=entry.durable) as stage:
+        with on_stage(database, SIZES[size], entry.visibility) as stage:
             found["versions"] = stage.versions()
             module, _, function = entry.where.partition(":")
             for one in getattr(importlib.import_module(f"tests.benchmarks.curves.{module}"), function)(stage):

@@ -21,7 +21,7 @@ from tests.benchmarks.harness import say
 from tests.benchmarks.stage import Stage
 
 TOGETHER = [1, 3, 10, 30, 100, 300, 1_000]
-EVENTS = 1_000
+EVENTS = 300
 WHO = ("application", "database", "Redis")
 
 
@@ -32,7 +32,7 @@ def costs(stage: Stage) -> Iterator[Curve]:
     for together in sorted({stage.size.n(one) for one in TOGETHER}):
         number = max(together, stage.size.n(EVENTS, 20) // together * together)
         rows: dict[str, list[float]] = {}
-        for n in range(stage.size.times(5) + 1):
+        for n in range(stage.size.times(3) + 1):
             for side, around in (("", nullcontext), ("plain save: ", without_receivers)):
                 with around():
                     spent = _spent(stage, lambda: _save(author, number, together))  # noqa: B023

@@ -58,7 +58,7 @@ def audience(stage: Stage) -> Iterator[Curve]:
     sides: dict[float, Callable[[], float]] = {
         size: partial(saves.one, author, float(size)) for size, author in zip(sizes, authors, strict=True)
     }
-    points = by_turns(sides, stage.size.times(41))
+    points = by_turns(sides, stage.size.times(15))
     yield Curve(
         name="audience", title="One change, a hundred watchers: the gate over the audience",
         x="followers of the author", y="ms",
@@ -80,7 +80,7 @@ def watchers(stage: Stage) -> Iterator[Curve]:
         known = count
         saves.one(author, count)
         saves.used.pop(count)
-        times = stage.size.times(25 if count < 3_000 else 9)
+        times = stage.size.times(11 if count < 3_000 else 5)
         points.append((float(count), median(saves.one(author, float(count)) for _ in range(times))))
         if (pended := saves.gate.pended()) != count:
             raise AssertionError(f"{pended} feeds went hot, not {count}")

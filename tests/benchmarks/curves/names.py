@@ -28,7 +28,6 @@ class Entry(NamedTuple):
     where: str
     databases: tuple[str, ...] = ("sqlite",)
     visibility: Mapping[str, Any] = WIDE
-    durable: bool = False
 
 
 CURVES = {
@@ -38,7 +37,7 @@ CURVES = {
     "sessions": Entry("renewing 10k to 100k sessions × 3 watches, per session", "sessions:renewal"),
     "sockets": Entry("100 to 10k sockets in one process: memory, heartbeats, fan-out", "sockets:population", visibility=BRISK),
     "shards": Entry("work per resource on a cluster of three masters, 1 to 16 shards", "shards:spread"),
-    "events": Entry("one event by who pays, 1 to 1,000 in a transaction", "events:costs", ("postgres",), {}, durable=True),
+    "events": Entry("one event by who pays, 1 to 1,000 in a transaction", "events:costs", ("postgres",), {}),
     "builds": Entry("one worker's drain, per resource, by size of the batch", "builds:drain", ("postgres",)),
     "memory": Entry(
         "bytes per session, watch, resource and event: Redis, process, database", "memory:table", ("postgres", "sqlite"), {}

@@ -119,7 +119,7 @@ def population(stage: Stage) -> Iterator[Curve]:
         known = size
         memory.append((float(size), float(stage.redis.info("memory")["used_memory"] - before)))
         calls, values = _calls(stage, size), {}
-        for _round in range(stage.size.times(5)):
+        for _round in range(stage.size.times(3)):
             for what, call in calls.items():
                 values.setdefault(what, []).append(call())
         for what, some in values.items():
@@ -128,7 +128,7 @@ def population(stage: Stage) -> Iterator[Curve]:
     yield Curve(
         name="resources", title="One call beside many visible, waiting resources: Redis's own time",
         x="resources in Redis, all visible and pending", y="server time, µs",
-        how="time in Redis by its commandstats, median of five rounds of up to 400 calls",
+        how="time in Redis by its commandstats, median of three rounds of up to 400 calls",
         series=[Series(name=what, points=points) for what, points in found.items()],
     )  # fmt: skip
     yield Curve(

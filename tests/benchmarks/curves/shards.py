@@ -68,7 +68,7 @@ def _measure(stage: Stage, cluster: RedisCluster, number: int) -> tuple[list[Poi
     rows: dict[int, list[tuple[float, float, float]]] = {}
     masters = [node.client() for node in cluster.masters()]
     try:
-        for turn in range(stage.size.times(5) + 1):
+        for turn in range(stage.size.times(3) + 1):
             for shards in SHARDS if turn % 2 == 0 else SHARDS[::-1]:
                 with configured(REDIS_URL=cluster.url, SHARDS=shards):
                     client.client()

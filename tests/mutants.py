@@ -41,6 +41,9 @@ MUTANTS = {
         f"{RULES}1",
     ),
     "look again": Mutant("visibility/gate/decide.py", {"again = self._look(cold)": "again = set()"}, f"{RULES}2"),
+    "distrust": Mutant(
+        "visibility/gate/decide.py", {"looks.distrust(resources)": "pass"}, "tests/test_gate.py -k a_lane_sheds_is_marked"
+    ),
     "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch and till": " and till"}, f"{RULES}3"),
     "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh[k])": ""}, f"{RULES}3"),
     "trust compare": Mutant(f"{LUA}/trust.lua", {"(seen[1] or '') == gen and ": ""}, f"{RULES}3"),

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 import visibility.datatypes
+from tests import rows
 from tests.app import models
+from tests.model import protocol
+from tests.mutants import MUTANTS
 from visibility import conf, signals
 from visibility.datatypes import registry
 from visibility.events import sources
@@ -144,12 +147,33 @@ def test_test_helpers_are_all_there() -> None:
     assert told == public - {"Killed"}
 
 
-def test_every_reported_failure_has_a_test() -> None:
-    told = set(
-        re.findall(r"\b[LSEJCM]\d+\b", "\n".join(re.findall(r"^\| [LSEJCM]1 .*$", text_of("proof.md"), flags=re.MULTILINE)))
-    )
-    shown: set[str] = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for name in re.findall(r"def test_((?:[LSEJCM]\d+_)+)", path.read_text()):
-            shown.update(name.strip("_").split("_"))
-    assert told == shown
+def test_every_reported_failure_has_its_tests_in_the_table() -> None:
+    page = text_of("proof.md")
+    assert {row for row, _ in rows.ROW.findall(page)} == set(rows.tests_by_row())
+    assert rows.written(page) == page, "python -m tests.rows writes the table"
+
+
+def names_of_tests() -> set[str]:
+    return {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+
+
+def test_the_proofs_name_tests_that_exist() -> None:
+    told = set(re.findall(r"`(test_\w+)`", text_of("proof.md")))
+    assert told - names_of_tests() == set()
+    for path in re.findall(r"`?((?:tests|docs|visibility|\.ci)/[\w./]+)", text_of("proof.md")):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_proofs_name_every_rule_mutant_scenario_and_invariant() -> None:
+    page = text_of("proof.md")
+    part = page.split("## The eight rules\n")[1].split("\n## ")[0]
+    lines = [line.split(" | ") for line in part.splitlines() if re.match(r"\| \d ", line)]
+    assert {line[4].strip("`") for line in lines} == protocol.RULES
+    mutants = {name for line in lines for name in re.findall(r"`([^`]+)`", line[3])}
+    for line in lines:
+        files = re.findall(r"`([^`]+)`", line[1])
+        for name in re.findall(r"`([^`]+)`", line[3]):
+            assert MUTANTS[name].file in files, name
+    assert mutants | {"lease check", "authorisation re-check"} == set(MUTANTS)
+    assert set(re.findall(r"^\| ([a-z, ]+) \| [\d,]+ \|", page, flags=re.MULTILINE)) == set(protocol.SCENARIOS)
+    assert set(re.findall(r"^\| (I\d) \|", page, flags=re.MULTILINE)) == {f"I{n}" for n in range(1, 9)}

@@ -11,12 +11,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from django.template import engines
 
 import visibility.datatypes
 from tests import rows
 from tests.app import models
 from tests.model import protocol
 from tests.mutants import MUTANTS
+from tests.test_browser_docs import CODE as SCRIPT
 from visibility import conf, signals
 from visibility.datatypes import registry
 from visibility.events import sources
@@ -25,6 +27,9 @@ from visibility.sockets import frames
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+), append -->\n)?```(?P<lang>\w*)\n(?P<code>.*?)```", re.DOTALL)
+
+# What the browser module dispatches, as `emit(element, "update", …)` or by the name of a frame.
+EVENTS = set(re.findall(r'emit\(\w+, "(\w+)"', SCRIPT)) | set(re.findall(r'op: "(watchers|error)"', SCRIPT))
 
 
 def text_of(name: str) -> str:
@@ -66,6 +71,13 @@ def test_every_python_block_runs(page: Path, blog: None) -> None:
     namespace: dict[str, Any] = {"__name__": "snippet"}
     for code in blocks(page, "python"):
         exec(compile(code, f"{page.name}", "exec"), namespace)  # noqa: S102
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "html")], ids=lambda p: p.name)
+def test_every_template_compiles_and_hears_what_is_sent(page: Path) -> None:
+    for code in blocks(page, "html"):
+        engines["django"].from_string("{% load visibility %}" + code)
+        assert set(re.findall(r"visibility:(\w+)", code)) <= EVENTS
 
 
 def test_every_link_leads_somewhere() -> None:

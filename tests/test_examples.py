@@ -16,15 +16,13 @@ from django.test import Client, RequestFactory, override_settings
 import visibility
 from tests.app.models import Counter, Follow, Message, Notice, Order, Post, Price, Room
 from tests.test_browser_docs import CODE as SCRIPT
-from tests.test_docs import BLOCK, blog as blog, text_of
+from tests.test_docs import BLOCK, EVENTS, blog as blog, text_of
 from visibility import testing
 from visibility.datatypes import registry
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGE = text_of("examples.md")
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-# What the module dispatches, as `emit(element, "update", …)` or as the name of a frame.
-EVENTS = set(re.findall(r'emit\(\w+, "(\w+)"', SCRIPT)) | set(re.findall(r'op: "(watchers|error)"', SCRIPT))
 
 
 def part(heading: str, lang: str) -> str:

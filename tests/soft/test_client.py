@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import redis as redis_py
 
 from tests.lanes import change, watch
-from tests.support import await_for
+from tests.support import await_for, servers
 from tests.support.probe import builds, order
 from visibility.exceptions import RedisAway
 from visibility.push import in_thread
@@ -66,3 +67,18 @@ async def test_while_redis_is_away_those_who_wait_for_a_turn_fail_at_once(settin
     # None of them has kept its turn.
     loops: Any = soft_client.turn()
     assert loops._free._value == soft_client.CALLS
+
+
+def test_a_redis_that_hangs_costs_a_call_what_the_address_says(own_redis: servers.RedisServer, settings: Any) -> None:
+    settings.VISIBILITY = {**settings.VISIBILITY, "REDIS_URL": f"{settings.REDIS_URL}?socket_timeout=0.2"}
+    assert not leases.visible_among("counter", ["a"])
+    own_redis.pause()
+    try:
+        started = time.monotonic()
+        with pytest.raises(RedisAway, match="is away"):
+            leases.visible_among("counter", ["a"])
+        assert time.monotonic() - started < 3
+        with pytest.raises(RedisAway, match="not asked again yet"):
+            leases.visible_among("counter", ["a"])
+    finally:
+        own_redis.resume()

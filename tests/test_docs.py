@@ -19,7 +19,7 @@ from tests.app import models
 from tests.model import protocol
 from tests.mutants import MUTANTS
 from tests.test_browser_docs import CODE as SCRIPT
-from visibility import conf, signals
+from visibility import conf, freshness, signals
 from visibility.datatypes import registry
 from visibility.events import sources
 from visibility.sockets import frames
@@ -149,6 +149,16 @@ def test_redis_keys_are_all_there() -> None:
         roles.update(re.findall(r"\bkey\([^()]*?(?:\([^()]*\)[^()]*?)?, \"(\w+)\"", source))
     # Roles that scripts take from a list.
     assert told == roles | {"background", "holders"}
+
+
+def test_findings_are_all_there_and_each_has_a_test() -> None:
+    codes: set[str] = set()
+    for path in (ROOT / "visibility" / "doctor").glob("*.py"):
+        codes.update(re.findall(r'code="(\w+)"', path.read_text()))
+    codes = codes - {"promise_"} | {f"promise_{state}" for state in freshness.ALERTING}
+    assert set(first_column(text_of("diagnosis.md"), "Findings")) == codes
+    tests = (ROOT / "tests" / "test_doctor.py").read_text()
+    assert [code for code in codes if f'"{code}"' not in tests] == []
 
 
 def test_test_helpers_are_all_there() -> None:

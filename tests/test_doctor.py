@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,12 +27,14 @@ from visibility import dirty, doctor, points, pressure, recompute
 from visibility.builds import build_claimed, holding
 from visibility.conf import settings as ours
 from visibility.datatypes import registry
-from visibility.doctor import CRITICAL, WARNING, Finding, data, engine, examine, exit_code, lanes, place, soft, traffic
-from visibility.insight import metrics
-from visibility.insight.histogram import bucket_of
+from visibility.doctor import CRITICAL, INFO, WARNING, Finding, data, engine, examine, exit_code, lanes, place, soft, traffic
+from visibility.insight import metrics, rollup
+from visibility.insight.histogram import Histogram, bucket_of
+from visibility.insight.metrics import Figures
 from visibility.models import Event, FreshnessSLO
 from visibility.read import read
 from visibility.soft import client, upkeep
+from visibility.soft.locks import Lock, lock
 
 pytestmark = pytest.mark.django_db
 
@@ -112,6 +116,27 @@ class TestRedis:
         one = named("immortal_keys", soft.immortal_keys)
         assert any("watchers" in key for key in one.evidence["keys"])
 
+    def test_a_leaked_named_lock_whose_holder_died(self, redis: redis_py.Redis) -> None:
+        with lock("report:7", 30):
+            assert silent(soft.named_locks)
+        Lock("report:8", 0.05).acquire()
+        wait_for(lambda: not redis.exists("{vis:0}:lock:report:8"), 5)
+        one = named("locks_ended", soft.named_locks)
+        assert one.evidence["locks"][0][0] == "report:8"
+
+    def test_a_named_lock_that_is_held_for_too_long_or_for_ever(
+        self, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Lock("report:7", 30).acquire()
+        monkeypatch.setattr(soft, "LONG_HELD", 0.01)
+        one = wait_for(lambda: next(iter(examine([soft.named_locks])), None), 5)
+        assert (one.code, one.severity) == ("locks_held_long", INFO)
+        assert str(os.getpid()) in one.evidence["locks"][0][1]
+        monkeypatch.setattr(soft, "LONG_HELD", 3_600.0)
+        assert silent(soft.named_locks)
+        redis.persist("{vis:0}:lock:report:7")
+        assert named("locks_held_long", soft.named_locks).evidence["locks"][0][3] == "never"
+
     def test_the_keys_of_others_are_theirs(self, redis: redis_py.Redis) -> None:
         redis.set("their:key", "1")
         assert silent(soft.immortal_keys)
@@ -173,6 +198,8 @@ class TestLanes:
         found = [one for one in examine([lanes.no_worker]) if one.code == "no_worker"]
         assert {one.evidence["lane"] for one in found} == {"hot", "cold"}
         assert {one.severity for one in found} == {WARNING}
+        # What it says to start is a command that exists.
+        assert {re.search(r"visibility_worker (--lane \w+)", one.remedy)[1] for one in found} == {"--lane hot", "--lane cold"}  # type: ignore[index]
         watch("counter:a")
         pend("counter:a")
         assert named("no_worker", lanes.no_worker).severity == CRITICAL
@@ -261,6 +288,16 @@ class TestData:
         write(0, {f"freshness_sent|counter|~{bucket_of(0.1)}": 90, f"freshness_sent|counter|~{bucket_of(30)}": 30})
         one = named("promise_burning_fast", data.promises)
         assert one.evidence["attained"] == pytest.approx(0.75)
+
+    @pytest.mark.parametrize(
+        ("code", "long_ago", "now"), [("promise_burning", (1000, 0), (97, 3)), ("promise_missed", (900, 100), (100, 0))]
+    )
+    def test_a_promise_that_burns_slowly_or_was_missed(self, code: str, long_ago: tuple[int, int], now: tuple[int, int]) -> None:
+        FreshnessSLO.objects.create(data_type="counter", seconds=2, objective=0.99, window=86_400)
+        for minutes, (good, late) in ((600, long_ago), (1, now)):
+            seen = Figures(histograms={("freshness_sent", "counter"): Histogram.of([0.1] * good + [30.0] * late)})
+            rollup.save_minute(int(time.time() // 60) - minutes, seen)
+        assert named(code, data.promises).severity == WARNING
 
     def test_counts_that_nobody_carries_over(self) -> None:
         write(0, {"gate_hot|counter|": 1})

@@ -8,6 +8,7 @@ import pytest
 import redis as redis_py
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import transaction
 from django.utils import translation
 
 from tests.app.models import Follow, Post
@@ -105,6 +106,20 @@ class TestWork:
         assert "ended" in said(explain("counter:a"))
         assert "next drain takes it over" in said(explain("counter:a"))
 
+    def test_workers_that_died_at_it(self, redis: redis_py.Redis) -> None:
+        pend("counter:a")
+        for _ in range(3):
+            claim()
+            redis.zincrby("{vis:0}:claimed:hot", -60_000, "counter:a")
+        claim()
+        found = explain("counter:a")
+        assert found["failures"]["workers_lost"] == 3
+        assert "3 workers in a row died or hung while building it" in said(found)
+        drain()
+        redis.zincrby("{vis:0}:claimed:hot", -60_000, "counter:a")
+        drain()
+        assert explain("counter:a")["failures"]["workers_lost"] == 0
+
     def test_a_build_that_fails_and_the_quarantine(self) -> None:
         dirty.quarantine("counter", "a", 5, "ValueError: no")
         found = explain("counter:a")
@@ -174,6 +189,25 @@ def test_an_event_whose_audience_is_a_query_is_known_by_its_sample(make_user: An
     Post.objects.create(author=author, text="hi")
     found = wait_for(lambda: (f := explain(f"feed:{reader.pk}")) and any(e["hot"] for e in f["events"]) and f)
     assert next(one["model"].lower() for one in found["events"] if one["about"] == "resource") == "testapp.post"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_of_the_same_transaction_on_other_types_are_not_its_own(make_user: Any) -> None:
+    reader, author = make_user(), make_user()
+    Follow.objects.create(follower=reader, author=author)
+    watch(f"feed:{reader.pk}", f"counter:{reader.pk}")
+    with transaction.atomic():
+        Post.objects.create(author=author, text="hi")
+        emit("counter", [str(reader.pk)])
+        emit("counter", ["other"])
+
+    def mine(resource: str) -> list[tuple[str, str]]:
+        found = explain(resource)["events"]
+        return sorted((one["model"] or one["source"], one["about"]) for one in found if one["outcome"] == "done")
+
+    counter = wait_for(lambda: (f := mine(f"counter:{reader.pk}")) and len(f) == 2 and f)
+    assert counter == [("emit", "resource"), ("emit", "type")]
+    assert [one for one in mine(f"feed:{reader.pk}") if "emit" in one] == []
 
 
 @pytest.mark.django_db

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis as redis_py
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.utils import timezone
 
+from tests.app.models import Counter
 from tests.insight.test_rollup import write
+from tests.support import await_for
+from tests.support.local import Sockets, draining
 from visibility import freshness
 from visibility.datatypes import registry
 from visibility.freshness import AlertRule, Burn, judge, rules_for
@@ -17,7 +24,8 @@ from visibility.insight import metrics, rollup
 from visibility.insight.histogram import Histogram, bucket_of
 from visibility.insight.metrics import Figures
 from visibility.models import DirtyFlag, FreshnessSLO, Rollup
-from visibility.signals import slo_alert
+from visibility.signals import slo_alert, snapshot_built
+from visibility.soft import inspect
 
 RULE = AlertRule("burning_fast", 3600, 300, 4.8)
 SLOW = AlertRule("burning", 21_600, 1800, 2)
@@ -147,6 +155,87 @@ class TestReport:
             FreshnessSLO.objects.create(data_type=f"t{n}", seconds=1, objective=0.9, window=3600 * (n + 1))
         with django_assert_num_queries(3):
             assert len(freshness.report()) == 30
+
+
+class Stamped(list[dict[str, Any]]):
+    """Frames of a tab, each with the moment at which it came."""
+
+    def append(self, frame: dict[str, Any]) -> None:
+        super().append({**frame, "came": time.time()})
+
+
+def raw_quantile(samples: list[float], q: float) -> float:
+    return sorted(samples)[math.ceil(q * len(samples)) - 1]
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_figures_of_a_real_run_equal_those_of_its_raw_samples_within_five_per_cent(
+    make_user: Callable[..., User], redis: redis_py.Redis, settings: Any
+) -> None:
+    """Saves, gate, drain, push and a socket; the test notes by its own clock when it saved, and when each step was seen."""
+    settings.VISIBILITY = {**settings.VISIBILITY, "LIMITS": {"frames_burst": 1_000}}
+    metrics._buffer.take()
+    keys = [f"k{n}" for n in range(120)]
+    await Counter.objects.abulk_create([Counter(name=key, value=0) for key in keys])
+    rows = [row async for row in Counter.objects.all()]
+    saved: dict[str, float] = {}
+    raw: dict[str, list[float]] = {"freshness_built": [], "freshness_sent": [], "freshness_acked": []}
+
+    def built(sender: str, resource: str, **values: Any) -> None:
+        if resource in saved:
+            raw["freshness_built"].append(time.time() - saved[resource])
+
+    tabs = Sockets()
+    snapshot_built.connect(built)
+    try:
+        tab = await tabs(await sync_to_async(make_user)())
+        tab.frames = Stamped(tab.frames)
+        with draining():
+            await tab.watch(*(f"counter:{key}" for key in keys))
+            await await_for(lambda: len(tab.last) == len(keys), 20, "all are shown")
+        for row in rows:
+            row.value = 1
+            saved[f"counter:{row.name}"] = time.time()
+            await row.asave()
+        # Ages from two seconds down: what the clocks of the two ends differ by is then below one in a hundred.
+        await await_for(lambda: time.time() - max(saved.values()) > 1, 10)
+        with draining():
+            await await_for(lambda: all(one["data"]["value"] for one in tab.last.values()), 20, "all changes are shown")
+        for frame in tab.frames:
+            if frame["op"] == "update" and frame["data"]["value"]:
+                raw["freshness_sent"].append(frame["came"] - saved[frame["resource"]])
+                raw["freshness_acked"].append(time.time() - saved[frame["resource"]])
+                await tab.send({"op": "ack", "resource": frame["resource"], "version": frame["version"]})
+        await tab.ping()
+    finally:
+        snapshot_built.disconnect(built)
+        await tabs.close()
+    assert {step: len(samples) for step, samples in raw.items()} == dict.fromkeys(raw, len(keys))
+    await sync_to_async(equal_to)(raw, raw_quantile(raw["freshness_sent"], 0.75))
+    # Once more out of the database alone.
+    await sync_to_async(carry_over)()
+    redis.flushall()
+    await sync_to_async(equal_to)(raw, raw_quantile(raw["freshness_sent"], 0.75))
+
+
+def equal_to(raw: dict[str, list[float]], target: float) -> None:
+    """The report says what the raw samples say: quantiles of every step, and the share within the target."""
+    metrics.flush()
+    FreshnessSLO.objects.update_or_create(data_type="counter", defaults={"seconds": target, "objective": 0.9, "window": 86_400})
+    (found,) = freshness.report(["counter"])
+    for step, samples in raw.items():
+        for q in (0.5, 0.95, 0.99):
+            assert found.quantile(q, step) == pytest.approx(raw_quantile(samples, q), rel=0.05), (step, q)
+    share = sum(seconds <= target for seconds in raw["freshness_sent"]) / len(raw["freshness_sent"])
+    assert found.attained == pytest.approx(share, rel=0.05)
+    assert found.shown == len(raw["freshness_sent"])
+
+
+def carry_over() -> None:
+    """Every minute that Redis holds becomes rows, the running one too."""
+    last = int(inspect.redis_time() // 60)
+    for minute in (last - 1, last):
+        rollup.save_minute(minute, Figures.parse(inspect.minute_fields(minute)))
 
 
 @pytest.fixture

@@ -92,9 +92,10 @@ class Marks(TypedDict):
 
 
 class Failures(TypedDict):
-    """Failed builds in a row, the last error, and when it may be tried again."""
+    """Failed builds in a row, workers in a row that died or hung at it, the last error, and when it may be tried again."""
 
     in_a_row: int
+    workers_lost: int
     error: str
     retry_in: float
     quarantined_at: str | None
@@ -274,4 +275,10 @@ def _failures(flag: DirtyFlag | None, seen: looks.Look | None, now: float) -> Fa
     error = (seen.error if seen else "") or (flag.last_error if flag else "")
     retry = max(0.0, seen.not_before_ms / 1000 - now) if seen and seen.not_before_ms else 0.0
     quarantined = iso(flag.quarantined_at) if flag else None
-    return {"in_a_row": tries, "error": error, "retry_in": retry, "quarantined_at": quarantined}
+    return {
+        "in_a_row": tries,
+        "workers_lost": seen.lost if seen else 0,
+        "error": error,
+        "retry_in": retry,
+        "quarantined_at": quarantined,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -84,6 +84,15 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model or self.data_type} {self.action} {self.object_pk or self.external_id or ''}".strip()
+
+    @property
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """The decision on this event's own data types. One gate pass takes a transaction's events together and its decision is
+        stored with each of them, so the counts are those of all its events of a type."""
+        found = {name: one for name, one in (self.decision or {}).items() if isinstance(one, dict)}
+        # "*": more types than the column holds.
+        own = found if self.data_type in ("", "*") else self.data_type.split(",")
+        return {name: one for name, one in found.items() if name in own}
 
 
 class Mark(models.Model):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from tests.insight.test_rollup import write
 from tests.lanes import watch
 from visibility import admin as own
-from visibility.models import Event, FreshnessSLO
+from visibility.admin import dashboard, events
+from visibility.insight.histogram import bucket_of
+from visibility.models import Event, FreshnessSLO, Rollup
 from visibility.soft import sessions
+from visibility.soft.locks import lock
 
 BASE = "/admin/visibility/"
 PAGES = [
@@ -111,10 +117,35 @@ class TestWhatTheyShow:
     def test_the_overview(self, root: Client) -> None:
         text = text_of(root, "overview/")
         assert "In this span: hot 15" in text
-        assert "cold 285" in text
+        assert "marked 285" in text
         assert "Users online 1" in text
         assert "Visible resources 2" in text
         assert "✓ answers" in text
+
+    def test_tiles_charts_and_account_of_the_overview_tell_one_story(self, root: Client) -> None:
+        write(0, {"gate_hot|feed|": 4, "gate_cold|feed|": 20, "saved_builds|feed|": 2, "gate_dropped|price|": 1000})
+        write(0, {f"freshness_resolved|feed|~{bucket_of(60)}": 7, "builds|feed|": 5, "build_seconds|feed|~s": 500_000})
+        for chosen in ("hour", "day", "month"):
+            found = dashboard.overview(chosen)
+            whole = found.account
+            # Of the system: 285 marked and 9 merged of counter; what price dropped is no saving.
+            assert (whole.hot, whole.marked, whole.merged, whole.dropped) == (19, 305, 9, 1000)
+            assert whole.saved == 305 + 9 + 2 - 7 == sum(line.account.saved for line in found.types)
+            text = text_of(root, f"overview/?range={chosen}")
+            assert "Builds saved 309 " in text
+            assert "19 of 1 324: somebody watched" in text.replace("\u202f", " ")
+            charts = {chart.slug: chart for chart in found.charts}
+            drawn = {one.name: sum(value or 0 for value in one.values) for one in charts["saved"].series}
+            assert drawn == {"merged": 9, "marked": 305, "put off": 2}
+            assert charts["saved"].summary.endswith("Of the marked, 7 were built later: 309 builds saved.")
+            assert sum(sum(value or 0 for value in one.values) for one in charts["changes"].series) == whole.changes
+
+    def test_nothing_is_claimed_where_nothing_was_built(self, root: Client, redis: redis_py.Redis) -> None:
+        redis.flushall()
+        Rollup.objects.all().delete()
+        write(0, {"gate_dropped|price|": 40})
+        text = text_of(root, "overview/?range=hour")
+        assert "Builds saved 0" in text and "Worker time saved – " in text and "0 ms" not in text
 
     def test_figures_stand_in_a_table_too(self, root: Client) -> None:
         body = root.get(BASE + "overview/").content.decode()
@@ -144,6 +175,31 @@ class TestWhatTheyShow:
         assert "hidden × 2, watched × 1" in text
         assert "✗ failed" in text
 
+    def test_a_long_name_is_cut_in_a_list_and_whole_in_its_title(self, root: Client) -> None:
+        Event.objects.filter(outcome="done").update(object_pk="0123456789" * 3)
+        body = root.get(BASE + "event/?outcome=done").content.decode()
+        assert f'<span title="testapp.Counter saved {"0123456789" * 3}">testapp.Counter saved 012345678901…</span>' in body
+
+    def test_an_event_shows_the_decision_on_its_own_types(self, root: Client, system: dict[str, Any]) -> None:
+        Event.objects.filter(pk=system["event"].pk).update(
+            decision={"counter": {"hot": 1, "cold": 0, "reasons": {}}, "feed": {"hot": 0, "cold": 77, "reasons": {"hidden": 77}}}
+        )
+        assert "77" not in text_of(root, "event/?outcome=failed")
+        assert "77" not in text_of(root, f"event/{system['event'].pk}/change/")
+
+    def test_what_the_list_leaves_out_is_said_and_ids_are_found_in_the_whole_log(
+        self, root: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "NEWEST", 3)
+        oldest = Event.objects.order_by("pk")[0]
+        Event.objects.filter(pk=oldest.pk).update(external_id="order-1", object_pk="first")
+        assert "looks through" not in text_of(root, "event/")
+        assert "looks through the newest 3 events only, back to" in text_of(root, "event/?q=first")
+        assert root.get(BASE + "event/?q=first").context["cl"].result_list.count() == 0
+        for term in ("order-1", str(oldest.pk)):
+            assert "looks through" not in text_of(root, f"event/?q={term}")
+            assert list(root.get(BASE + f"event/?q={term}").context["cl"].result_list) == [oldest]
+
     def test_a_page_of_one_event(self, root: Client, system: dict[str, Any]) -> None:
         text = text_of(root, f"event/{system['event'].pk}/change/")
         assert "KeyError" in text and "View event" in text
@@ -153,6 +209,18 @@ class TestWhatTheyShow:
         assert "counter:p1" in text or "counter:p2" in text
         assert "✓ ends in" in text
         assert "✗ nobody listens" in text
+        assert "No lock is held." in text
+
+    def test_named_locks_with_their_owners_and_ages(self, root: Client, redis: redis_py.Redis) -> None:
+        with lock("report:7", 30), lock("died", 30), lock("endless", 30):
+            redis.delete("{vis:0}:lock:died")
+            redis.zincrby("{vis:0}:locks", -35_000, "died")
+            redis.persist("{vis:0}:lock:endless")
+            text = text_of(root, "overview/lanes/")
+        here = f"{gethostname()}:{os.getpid()}"
+        assert re.search(rf"report:7 {here} \d+ ms ✓ ends in (29|30).s", text)
+        assert re.search(r"died – – ! ended unreleased .* ago", text)
+        assert re.search(rf"endless {here} .* ✗ never ends", text)
 
     def test_watchers(self, root: Client) -> None:
         text = text_of(root, "overview/watchers/?type=counter")

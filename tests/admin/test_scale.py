@@ -124,10 +124,12 @@ def test_M2_every_page_takes_less_than_a_second_and_30_queries(redis: redis_py.R
     for page in PAGES:
         with CaptureQueriesContext(connection) as queries:
             root.get("/admin/visibility/" + page)
-        assert len(queries) <= 30, page
+        # The next request empties the log of queries.
+        made = queries.captured_queries
+        assert len(made) <= 30, page
         seconds = took(lambda page=page: root.get("/admin/visibility/" + page), 1)
         if seconds >= 1:
-            worst = max(queries.captured_queries, key=lambda one: float(one["time"]))
+            worst = max(made, key=lambda one: float(one["time"]), default={"time": "0", "sql": ""})
             slow[page] = (round(seconds, 2), worst["time"], worst["sql"][:300])
     for name, act, limit in (
         ("doctor", examine, 3.0),

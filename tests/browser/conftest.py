@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -50,6 +51,28 @@ def browser() -> Iterator[Any]:
     os.environ.pop("DJANGO_ALLOW_ASYNC_UNSAFE")
     if before is not None:
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = before
+
+
+@pytest.fixture(scope="session")
+def serious_faults() -> Callable[..., list[str]]:
+    """`serious_faults(page)`: what axe-core calls serious or critical on a page, and whether it is wider than its window.
+
+    `rules` names some of axe-core's, where the others were asked before.
+    """
+    pytest.importorskip("axe_core_python")
+    folder = resources.files("axe_core_python")
+    axe = next(path for path in folder.iterdir() if path.name == "axe.min.js").read_text()
+
+    def look(page: Any, *rules: str) -> list[str]:
+        page.evaluate(axe)
+        options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+        found = page.evaluate("options => axe.run(document, options)", options)["violations"]
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        faults = [f"{one['id']}: {[node['html'][:120] for node in one['nodes']][:3]}" for one in serious]
+        return faults + ["wider than the window"] * wide
+
+    return look
 
 
 @pytest.fixture

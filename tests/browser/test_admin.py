@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import resources
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,13 +36,6 @@ def pages() -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-def axe() -> str:
-    pytest.importorskip("axe_core_python")
-    folder = resources.files("axe_core_python")
-    return next(path for path in folder.iterdir() if path.name == "axe.min.js").read_text()
-
-
 @pytest.fixture
 def window(browser: Any, live_server: Any, system: Any, root: Client, request: pytest.FixtureRequest) -> Iterator[Any]:  # noqa: F811
     """A page of an administrator's browser; `errors` collects what the console and the policy complain about."""
@@ -68,18 +60,12 @@ def window(browser: Any, live_server: Any, system: Any, root: Client, request: p
 
 
 @pytest.mark.parametrize("window", MODES, indirect=True, ids=["light-wide", "dark-wide", "light-narrow", "dark-narrow"])
-def test_no_page_has_a_serious_fault(window: Any, live_server: Any, axe: str) -> None:
+def test_no_page_has_a_serious_fault(window: Any, live_server: Any, serious_faults: Callable[..., list[str]]) -> None:
     faults: list[str] = []
     for name, path in pages().items():
         answer = window.goto(live_server.url + BASE + path)
         assert answer.status == 200, name
-        if window.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-            faults.append(f"{name}: wider than the window")
-        window.evaluate(axe)
-        found = window.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-        serious = [one for one in found if one["impact"] in ("serious", "critical")]
-        faults += [f"{name}: {one['id']}: {[node['html'][:120] for node in one['nodes']][:3]}" for one in serious]
-        faults += [f"{name}: {error}" for error in window.errors]
+        faults += [f"{name}: {fault}" for fault in (*serious_faults(window), *window.errors)]
         window.errors.clear()
     assert not faults
 

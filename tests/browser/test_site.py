@@ -238,17 +238,44 @@ def test_what_may_not_be_watched_says_so_and_a_deactivated_user_sees_no_more(loo
 # --- the demo project -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def demo(browser: Any, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def demo(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`manage.py demo`, as somebody who just cloned the project would start it; the address."""
     port = free_port()
     ours = ("VISIBILITY", "REDIS_URL", "DJANGO_SETTINGS", "DATABASE_URL")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env["DATABASE_URL"] = f"sqlite:///{tmp_path}/demo.sqlite3"
+    env["DATABASE_URL"] = f"sqlite:///{tmp_path_factory.mktemp('demo')}/demo.sqlite3"
     arguments = ["manage.py", "demo", "--port", str(port), "--quiet", "--crowd", "20"]
     with Process([sys.executable, *arguments], env=env, cwd=servers.ROOT) as process:
         process.wait_until(lambda: f"http://127.0.0.1:{port}/" in process.output, 90, "the demo is up")
         yield f"http://127.0.0.1:{port}/"
+
+
+def test_no_page_of_the_demo_has_a_serious_fault(browser: Any, demo: str, serious_faults: Callable[..., list[str]]) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    faults: list[str] = []
+
+    def look(page: Any, name: str) -> None:
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.emulate_media(color_scheme="light")
+        found = serious_faults(page)
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.emulate_media(color_scheme="dark")
+        found += [f"dark and narrow: {fault}" for fault in serious_faults(page, "color-contrast")]
+        faults.extend(f"{name}: {fault}" for fault in found)
+
+    try:
+        page = context.new_page()
+        page.goto(demo)
+        look(page, "who are you")
+        page.locator("form[action*='login-as'] button").first.click()
+        for path in ("feed/", "rooms/", "rooms/1/", "notifications/", "tiles/", "work/"):
+            assert page.goto(demo + path).status == 200, path
+            expect_state(page, "open")
+            look(page, path)
+    finally:
+        context.close()
+    assert faults == []
 
 
 def test_one_posts_and_the_others_page_changes_without_a_reload(people: Callable[[], Any], demo: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -11,6 +12,7 @@ import redis as redis_py
 import visibility
 from tests.support import wait_for
 from visibility.exceptions import LockLost
+from visibility.soft import pages
 from visibility.soft.locks import Lock, lock
 
 NAME = "report:7"
@@ -108,3 +110,44 @@ def test_who_waits_in_vain_is_told_in_time() -> None:
     started = time.monotonic()
     assert Lock(NAME, 10).acquire(wait=0.2) is False
     assert 0.2 <= time.monotonic() - started < 2
+
+
+class TestList:
+    """What the admin and the doctor know of named locks."""
+
+    def test_held_locks_with_owner_and_age(self) -> None:
+        with lock("a", 30), lock("b", 10):
+            found = pages.locks()
+            assert [row.name for row in found.rows] == ["b", "a"]
+            assert {row.owner.rpartition(":")[2] for row in found.rows} == {str(os.getpid())}
+            assert all(0 <= (row.age or 0) < 5 and not row.ended for row in found.rows)
+            assert 25 < found.rows[1].left <= 30
+        assert pages.locks().total == 0
+
+    def test_extending_moves_its_end(self) -> None:
+        with lock("a", 5) as held:
+            assert held is not None
+            held.extend(100)
+            assert pages.locks().rows[0].left > 90
+
+    def test_what_ended_unreleased_is_told_until_it_is_taken_again(self) -> None:
+        lost = Lock("a", 0.05)
+        lost.acquire()
+        (row,) = wait_for(lambda: [row for row in pages.locks().rows if row.ended], 5)
+        assert (row.name, row.owner, row.age) == ("a", "", None)
+        # The loser's own end changes nothing; the next holder's takes it off.
+        assert lost.release() is False and pages.locks().total == 1
+        with lock("a"):
+            assert not pages.locks().rows[0].ended
+        assert pages.locks().total == 0
+
+    def test_the_list_is_bounded_and_ends_by_itself(self, redis: redis_py.Redis) -> None:
+        redis.zadd("{vis:0}:locks", {f"x{n}": time.time() * 1000 + n for n in range(1_200)})
+        redis.zadd("{vis:0}:locks", {"old": (time.time() - 700) * 1000})
+        with lock("a", 3_600):
+            assert redis.zcard("{vis:0}:locks") == 1_000
+            assert redis.zscore("{vis:0}:locks", "old") is None
+            # The longest lock decides, whatever is taken after it.
+            with lock("b", 1):
+                assert 3_600_000 < redis.pttl("{vis:0}:locks") <= 4_200_000
+            assert len(pages.locks(limit=10_000).rows) == pages.MAX

@@ -11,14 +11,15 @@ from django.utils.translation import gettext as _
 
 from visibility import freshness, health
 from visibility.admin.charts import Chart
-from visibility.admin.figures import DAY, RANGES, Range, charts
+from visibility.admin.figures import COUNTS, RANGES, Range, charts
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
 from visibility.exceptions import RedisAway
 from visibility.insight import history
 from visibility.insight.histogram import Histogram
-from visibility.insight.ledger import METRICS as LEDGER, Ledger, ledger
+from visibility.insight.ledger import Ledger, ledger, together
+from visibility.insight.metrics import Figures
 from visibility.soft import levels, pages
 
 
@@ -87,6 +88,7 @@ class Overview:
     online: int | None
     lanes: Sequence[LaneLine]
     types: Sequence[TypeLine]
+    account: Ledger
     charts: Sequence[Chart]
     chosen: Range
 
@@ -96,39 +98,21 @@ class Overview:
         return sum(counts) if counts else None
 
     @property
-    def hot(self) -> int:
-        return sum(line.account.hot for line in self.types)
-
-    @property
-    def hot_share(self) -> float | None:
-        total = sum(line.account.hot + line.account.cold + line.account.dropped for line in self.types)
-        return self.hot / total if total else None
-
-    @property
-    def saved(self) -> int:
-        return sum(line.account.saved for line in self.types)
-
-    @property
-    def saved_seconds(self) -> float:
-        return sum(line.account.saved_seconds for line in self.types)
-
-    @property
-    def saved_share(self) -> float | None:
-        total = self.saved + sum(line.account.made for line in self.types)
-        return self.saved / total if total else None
-
-    @property
     def oldest(self) -> float | None:
         ages = [line.promise.oldest for line in self.types if line.promise and line.promise.oldest is not None]
         return max(ages) if ages else None
 
 
 def overview(slug: str, now: dt.datetime | None = None) -> Overview:
-    """Collect the overview: six queries, and some calls to Redis for each type and lane."""
+    """Collect the overview: five queries, and some calls to Redis for each type and lane. Its tiles, charts and account are made
+    of one reading of the figures, over the span that was chosen, so that they agree."""
     now = now or timezone.now()
     chosen = RANGES.get(slug, RANGES["day"])
     names = [data_type.name for data_type in registry]
-    day = history.read(LEDGER, [DAY], now)[DAY]
+    steps = history.series(COUNTS, chosen.seconds, chosen.step, now)
+    whole = Figures()
+    for _at, figures in steps:
+        whole.merge(figures)
     promises = {found.data_type: found for found in freshness.report(now=now)}
     crowds: dict[str, pages.Crowd] = {}
     online, found_lanes = None, list[LaneLine]()
@@ -138,9 +122,9 @@ def overview(slug: str, now: dt.datetime | None = None) -> Overview:
     except RedisAway:
         pass
     types = []
-    for account in ledger(day, names):
+    for account in ledger(whole, names):
         crowd = crowds.get(account.data_type)
-        reads = day.total("reads", account.data_type)
+        reads = whole.total("reads", account.data_type)
         types.append(
             TypeLine(
                 name=account.data_type,
@@ -148,9 +132,16 @@ def overview(slug: str, now: dt.datetime | None = None) -> Overview:
                 watchers=Histogram.of(crowd.watchers if crowd else ()),
                 account=account,
                 promise=promises.get(account.data_type),
-                fresh_share=day.total("reads", account.data_type, "fresh") / reads if reads else None,
+                fresh_share=whole.total("reads", account.data_type, "fresh") / reads if reads else None,
             )
         )
+    account = together(line.account for line in types)
     return Overview(
-        states=health.state(), online=online, lanes=found_lanes, types=types, charts=charts(chosen, now), chosen=chosen
+        states=health.state(),
+        online=online,
+        lanes=found_lanes,
+        types=types,
+        account=account,
+        charts=charts(chosen, steps, account),
+        chosen=chosen,
     )

@@ -1,4 +1,4 @@
-"""The log of events: filters and search over its newest part, the gate's reasons, and another try for what failed."""
+"""The log of events: ids found in all of it, filters over its newest part, the gate's reasons, another try for what failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin import SimpleListFilter, action, display
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
+from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _, gettext_lazy
@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 from visibility.admin.base import BoundedAdmin, confirmed_action
 from visibility.datatypes import registry
 from visibility.models import Event
-from visibility.templatetags.visibility_admin import moment, outcome_css, outcome_word, span, state
+from visibility.templatetags.visibility_admin import event_name, moment, outcome_css, outcome_word, span, state
 
 NEWEST = 20_000
 
@@ -35,8 +35,15 @@ def newest(request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
         cutoff = Event.objects.order_by("-pk").values_list("pk", flat=True)[NEWEST : NEWEST + 1].first()
         request.visibility_cutoff = cutoff  # type: ignore[attr-defined]
         if cutoff is not None:
-            text = _("Filters and search look through the newest %(n)d events.") % {"n": NEWEST}
-            messages.info(request, text)
+            # Ids begin with the milliseconds of their moment.
+            back = formats.date_format(
+                timezone.localtime(dt.datetime.fromtimestamp((cutoff.int >> 80) / 1000, dt.UTC)), "SHORT_DATETIME_FORMAT"
+            )
+            text = _(
+                "This list looks through the newest %(n)s events only, back to %(back)s. In the whole log only an event's id and "
+                "an external id are found."
+            ) % {"n": f"{NEWEST:,}".replace(",", "\u202f"), "back": back}
+            messages.warning(request, text)
     found = request.visibility_cutoff  # type: ignore[attr-defined]
     return queryset if found is None else queryset.filter(pk__gt=found)
 
@@ -97,16 +104,15 @@ class EventTypeFilter(SimpleListFilter):
         return newest(request, queryset).filter(one | Q(data_type__contains=f",{name},"))
 
 
-def _decisions(event: Event) -> dict[str, dict[str, Any]]:
-    return {name: one for name, one in (event.decision or {}).items() if isinstance(one, dict)}
-
-
 class EventAdmin(BoundedAdmin):
     list_display = ("at", "what", "decided", "reasons", "outcome_shown", "took")
     list_display_links = ("at",)
     list_filter = (AgeFilter, OutcomeFilter, SourceFilter, EventTypeFilter)
     search_fields = ("object_pk",)
-    search_help_text = gettext_lazy("Whole values only: an event id, an object's key, an external id, a model or a tenant.")
+    search_help_text = gettext_lazy(
+        "Whole values only. In the whole log: an event's id, an external id. "
+        "Among the newest events: an object's key, a model, a tenant."
+    )
     ordering = ("-id",)
     actions = ("again",)
     fields = (
@@ -145,8 +151,10 @@ class EventAdmin(BoundedAdmin):
         try:
             return queryset.filter(pk=uuid.UUID(term)), False
         except ValueError:
-            one = Q(object_pk=term) | Q(external_id=term) | Q(model__iexact=term) | Q(tenant=term)
-            return newest(request, queryset).filter(one), False
+            emitted = queryset.filter(data_type__in=[one.name for one in registry], external_id=term)
+            if emitted.exists():
+                return emitted, False
+            return newest(request, queryset).filter(Q(object_pk=term) | Q(model__iexact=term) | Q(tenant=term)), False
 
     @action(description=gettext_lazy("Take through the gate again"), permissions=["again"])
     def again(self, request: HttpRequest, queryset: QuerySet[Event]) -> HttpResponse | None:
@@ -180,11 +188,11 @@ class EventAdmin(BoundedAdmin):
 
     @display(description=gettext_lazy("change"))
     def what(self, event: Event) -> str:
-        return str(event) or "–"
+        return event_name(event)
 
     @display(description=gettext_lazy("data types"))
     def types(self, event: Event) -> str:
-        return ", ".join(_decisions(event)) or event.data_type.replace(",", ", ") or "–"
+        return ", ".join(event.verdicts) or event.data_type.replace(",", ", ") or "–"
 
     @display(description=gettext_lazy("outcome"))
     def outcome_shown(self, event: Event) -> SafeString:
@@ -192,13 +200,13 @@ class EventAdmin(BoundedAdmin):
 
     @display(description=gettext_lazy("the gate's decision"))
     def decided(self, event: Event) -> str:
-        rows = ((name, _("hot"), one.get("hot", 0), _("cold"), one.get("cold", 0)) for name, one in _decisions(event).items())
+        rows = ((name, _("hot"), one.get("hot", 0), _("cold"), one.get("cold", 0)) for name, one in event.verdicts.items())
         return format_html_join(mark_safe("<br>"), "{}: {} {}, {} {}", rows) or self.types(event)
 
     @display(description=gettext_lazy("reasons"))
     def reasons(self, event: Event) -> str:
         counts: dict[str, int] = {}
-        for one in _decisions(event).values():
+        for one in event.verdicts.values():
             for why, n in (one.get("reasons") or {}).items():
                 if n:
                     counts[why] = counts.get(why, 0) + int(n)
@@ -217,7 +225,7 @@ class EventAdmin(BoundedAdmin):
                 one.get("cold", 0),
                 ", ".join(f"{why} × {n}" for why, n in (one.get("reasons") or {}).items()) or "–",
             )
-            for name, one in _decisions(event).items()
+            for name, one in event.verdicts.items()
         ]
         if not rows:
             return "–"

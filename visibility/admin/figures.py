@@ -14,26 +14,12 @@ from visibility import freshness
 from visibility.admin.charts import Chart, Series, lines, stacked
 from visibility.insight import history
 from visibility.insight.histogram import Histogram
+from visibility.insight.ledger import METRICS as LEDGER, Ledger
 from visibility.insight.metrics import Figures
 from visibility.insight.reasons import span
 
 DAY = 86_400.0
-COUNTS = (
-    "gate_hot",
-    "gate_cold",
-    "gate_dropped",
-    "gate_shed",
-    "gate_deduped",
-    "builds",
-    "build_failures",
-    "store_refused",
-    "saved_builds",
-    "reads",
-    "freshness_sent",
-    "freshness_resolved",
-    "build_seconds",
-    "lane_lag",
-)
+COUNTS = (*LEDGER, "gate_shed", "build_failures", "store_refused", "freshness_sent")
 Steps = list[tuple[dt.datetime, Figures]]
 
 
@@ -42,6 +28,7 @@ class Range(NamedTuple):
 
     slug: str
     name: str | Promise
+    words: str | Promise
     seconds: float
     step: dt.timedelta
     label: str
@@ -50,9 +37,9 @@ class Range(NamedTuple):
 RANGES = {
     one.slug: one
     for one in (
-        Range("hour", gettext_lazy("Hour"), 59 * 60, dt.timedelta(minutes=1), "H:i"),
-        Range("day", gettext_lazy("Day"), 23 * 3_600, dt.timedelta(hours=1), "H:i"),
-        Range("month", gettext_lazy("Month"), 29 * DAY, dt.timedelta(days=1), "j M"),
+        Range("hour", gettext_lazy("Hour"), gettext_lazy("the last 60 minutes"), 59 * 60, dt.timedelta(minutes=1), "H:i"),
+        Range("day", gettext_lazy("Day"), gettext_lazy("the last 24 hours"), 23 * 3_600, dt.timedelta(hours=1), "H:i"),
+        Range("month", gettext_lazy("Month"), gettext_lazy("the last 30 days"), 29 * DAY, dt.timedelta(days=1), "j M"),
     )
 }
 
@@ -77,13 +64,20 @@ def label_of(at: dt.datetime, chosen: Range) -> str:
 
 
 def counted(
-    slug: str, title: str, steps: Steps, chosen: Range, rows: Iterable[tuple[str, str, Callable[[Figures], float]]]
+    slug: str,
+    title: str,
+    steps: Steps,
+    chosen: Range,
+    rows: Iterable[tuple[str, str, Callable[[Figures], float]]],
+    more: str = "",
 ) -> Chart:
-    """A chart of counts by step."""
+    """A chart of counts by step; `more` is said after their sums."""
     series = [Series(name=name, css=css, values=[value(figures) for _at, figures in steps]) for name, css, value in rows]
     labels = [label_of(at, chosen) for at, _figures in steps]
     sums = ", ".join(f"{one.name} {plain(sum(value or 0 for value in one.values))}" for one in series)
-    return stacked(slug, title, _("In this span: %(sums)s.") % {"sums": sums}, series, labels, plain)
+    return stacked(
+        slug, title, " ".join(filter(None, (_("In this span: %(sums)s.") % {"sums": sums}, more))), series, labels, plain
+    )
 
 
 def quantiles(
@@ -113,9 +107,10 @@ def _sum(name: str, label: str | None = None) -> Callable[[Figures], float]:
     return lambda figures: figures.total(name, label=label)
 
 
-def charts(chosen: Range, now: dt.datetime) -> list[Chart]:
-    """The overview's charts: one query."""
-    steps = history.series(COUNTS, chosen.seconds, chosen.step, now)
+def charts(chosen: Range, steps: Steps, account: Ledger) -> list[Chart]:
+    """The overview's charts, of steps that hold `COUNTS`, and the account of their whole span."""
+    shed = sum(figures.total("gate_shed") for _at, figures in steps)
+    later = {"later": plain(account.caught_up), "saved": plain(account.saved)}
     return [
         counted(
             "changes",
@@ -124,10 +119,10 @@ def charts(chosen: Range, now: dt.datetime) -> list[Chart]:
             chosen,
             [
                 (_("hot"), "hot", _sum("gate_hot", "")),
-                (_("shed"), "warn", _sum("gate_shed")),
-                (_("cold"), "cold", _sum("gate_cold", "")),
+                (_("marked"), "cold", _sum("gate_cold", "")),
                 (_("dropped"), "quiet", _sum("gate_dropped")),
             ],
+            _("Of the marked, %(n)s were visible and shed because of a limit.") % {"n": plain(shed)} if shed else "",
         ),
         quantiles("freshness", _("Freshness: change to watcher"), steps, chosen, lambda one: one.histogram("freshness_sent")),
         counted(
@@ -148,9 +143,10 @@ def charts(chosen: Range, now: dt.datetime) -> list[Chart]:
             chosen,
             [
                 (_("merged"), "good", _sum("gate_deduped")),
-                (_("put off"), "cold", _sum("saved_builds")),
-                (_("dropped"), "quiet", _sum("gate_dropped")),
+                (_("marked"), "cold", _sum("gate_cold", "")),
+                (_("put off"), "warn", _sum("saved_builds")),
             ],
+            _("Of the marked, %(later)s were built later: %(saved)s builds saved.") % later,
         ),
         counted(
             "reads",

@@ -166,15 +166,17 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
     def lanes_view(self, request: HttpRequest) -> HttpResponse:
         """Lanes with what waits and what is being built."""
         lanes, away = list[dict[str, Any]](), ""
+        locks = None
         try:
             for line in dashboard.lanes():
                 first = offset_of(request) if request.GET.get("lane") == line.name else 0
                 waiting = pages.waiting(line.name, first, 25)
                 here = urlencode({"lane": line.name})
                 lanes.append({"line": line, "waiting": waiting, "claims": pages.claims(line.name, 0, 25), "here": here})
+            locks = pages.locks(offset_of(request) if request.GET.get("locks") else 0, 25)
         except RedisAway:
             away = away_text()
-        return self._page(request, "lanes", "lanes", _("Lanes and locks"), lanes=lanes, away=away)
+        return self._page(request, "lanes", "lanes", _("Lanes and locks"), lanes=lanes, locks=locks, away=away)
 
     def diagnosis_view(self, request: HttpRequest) -> HttpResponse:
         """What the doctor finds now."""

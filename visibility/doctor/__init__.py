@@ -38,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     lanes.ended_claims,
     lanes.hanging_builds,
     lanes.nobody_maintains,
+    soft.named_locks,
     soft.dead_leases,
     data.outbox,
     data.failed_events,

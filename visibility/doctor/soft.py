@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from visibility.conf import settings
 from visibility.datatypes import registry
-from visibility.doctor.finding import CRITICAL, WARNING, Finding
+from visibility.doctor.finding import CRITICAL, INFO, WARNING, Finding
 from visibility.exceptions import RedisAway
-from visibility.soft import inspect
+from visibility.soft import inspect, pages
 
 SKEW = 2.0
 SAMPLE = 300
 FULL = 0.9
+LONG_HELD = 3_600.0
 
 
 def local_time() -> float:
@@ -98,6 +99,39 @@ def clock_skew() -> Iterator[Finding]:
             remedy=(
                 "Run NTP on both. Leases and claims are safe (the Redis clock alone decides), but freshness figures and the "
                 "order of events are read from machine clocks and are off by as much."
+            ),
+        )
+
+
+def named_locks() -> Iterator[Finding]:
+    """Named locks are given back by their holders, and soon."""
+    held = pages.locks(limit=pages.MAX)
+    ended = [one for one in held.rows if one.ended]
+    if ended:
+        yield Finding(
+            code="locks_ended",
+            severity=WARNING,
+            symptom=f"{len(ended)} named locks ended by time in the last ten minutes, not by their holders.",
+            evidence={"locks": [[one.name, round(-one.left)] for one in ended[-5:]], "held": held.total - len(ended)},
+            remedy=(
+                "The holder died, or its work took longer than the lock: give visibility.lock more seconds, or extend() it on "
+                "the way, and let what is written refuse a lower fence. The locks are free; nothing has to be cleaned up."
+            ),
+        )
+    old = [one for one in held.rows if one.endless or (not one.ended and (one.age or 0) > LONG_HELD)]
+    if old:
+        yield Finding(
+            code="locks_held_long",
+            severity=WARNING if any(one.endless for one in old) else INFO,
+            symptom=f"{len(old)} named locks are held for more than {LONG_HELD / 60:.0f} minutes or will never end.",
+            evidence={
+                "locks": [
+                    [one.name, one.owner, round(one.age or 0), "never" if one.endless else round(one.left)] for one in old[:5]
+                ]
+            },
+            remedy=(
+                "Look at the holder (host and process id are in the evidence). If it is gone, the lock ends by itself unless its "
+                "lifetime was taken away (PERSIST): then delete the key lock:<name>."
             ),
         )
 

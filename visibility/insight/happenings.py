@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Iterable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from django.utils.translation import gettext as _, ngettext
 
@@ -58,7 +58,7 @@ def iso(at: dt.datetime | float) -> str:
 
 def line(event: Event, data_type: str, about: str) -> EventLine:
     """An event as seen from one data type."""
-    decision = (event.decision or {}).get(data_type) or {}
+    decision = event.verdicts.get(data_type) or {}
     return {
         "id": str(event.pk),
         "about": about,
@@ -78,20 +78,18 @@ def line(event: Event, data_type: str, about: str) -> EventLine:
 
 
 def _named(event: Event, data_type: str, key: str) -> bool:
-    """Whether the event itself names the key: emitted keys, or the sample that the gate keeps of what went hot."""
+    """Whether the event names the key: emitted keys, its stored audience, or, where that is a query or a scope, the sample that
+    the gate keeps of what went hot. Where it has keys alone, the sample, which is the whole pass's, is not asked."""
     body = event.body if isinstance(event.body, dict) else {}
-    decision = (event.decision or {}).get(data_type)
-    samples: list[Any] = [body.get("keys"), body.get("key")]
-    if isinstance(decision, dict):
-        samples += [decision.get("keys"), decision.get("sample")]
-    return any(
-        key == sample if isinstance(sample, str) else isinstance(sample, list) and key in [str(one) for one in sample]
-        for sample in samples
-    )
+    parts = [part for part in (body.get("audience") or {}).get(data_type) or () if isinstance(part, dict)]
+    keys = [one for source in (body, *parts) for one in source.get("keys") or ()]
+    if not keys or data_type in (body.get("again") or ()) or any(part.get("scope") for part in (body, *parts)):
+        keys += event.verdicts.get(data_type, {}).get("sample") or ()
+    return key in [str(one) for one in keys]
 
 
 def _concerns(event: Event, data_type: str) -> bool:
-    return data_type in (event.decision or {}) or data_type in event.data_type.replace(",", " ").split()
+    return data_type in event.verdicts or data_type in event.data_type.split(",")
 
 
 def events_of(data_type: DataType, key: str, last: str = "") -> list[EventLine]:
@@ -101,10 +99,9 @@ def events_of(data_type: DataType, key: str, last: str = "") -> list[EventLine]:
     """
     found: dict[uuid.UUID, EventLine] = {}
     for event in Event.objects.order_by("-id")[:RECENT]:
-        if str(event.pk) == last or _named(event, data_type.name, key):
-            found[event.pk] = line(event, data_type.name, "resource")
-        elif _concerns(event, data_type.name):
-            found[event.pk] = line(event, data_type.name, "type")
+        if _concerns(event, data_type.name):
+            about = "resource" if str(event.pk) == last or _named(event, data_type.name, key) else "type"
+            found[event.pk] = line(event, data_type.name, about)
     newest = sorted(found.items(), reverse=True, key=lambda pair: (pair[1]["about"] == "resource", pair[0]))[:SHOWN]
     chosen = dict(newest)
     for pk in _uuids([last]):

@@ -111,6 +111,12 @@ def _failures(found: Explanation) -> Iterator[str]:
             "Its last %(n)d builds failed (%(error)s); it is tried again in %(retry)s.",
             failures["in_a_row"],
         ) % {"n": failures["in_a_row"], "error": failures["error"], "retry": span(failures["retry_in"])}
+    if failures["workers_lost"]:
+        yield ngettext(
+            "%(n)d worker died or hung while building it; if that goes on, it is set aside in quarantine.",
+            "%(n)d workers in a row died or hung while building it; if that goes on, it is set aside in quarantine.",
+            failures["workers_lost"],
+        ) % {"n": failures["workers_lost"]}
 
 
 def _snapshot(found: Explanation) -> Iterator[str]:

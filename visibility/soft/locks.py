@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_hex
+from socket import gethostname
 
+from visibility.conf import settings
 from visibility.exceptions import LockLost
 from visibility.soft.client import run
 from visibility.soft.keys import shard_of
@@ -19,7 +22,8 @@ class Lock:
         if seconds <= 0:
             raise ValueError(f"lock {name!r}: a time above 0 seconds, not {seconds!r}")
         self.name, self.seconds, self.fence = name, seconds, 0
-        self._owner = token_hex(16)
+        # People see the part before the slash.
+        self._owner = f"{settings.NODE or gethostname()}:{os.getpid()}/{token_hex(16)}"
 
     def _call(self, what: str, seconds: float) -> int:
         return int(run("lock", shard_of(self.name), what, self.name, self._owner, int(seconds * 1000)))

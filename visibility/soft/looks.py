@@ -10,7 +10,8 @@ from visibility.soft.keys import CHUNK, by_shard, shard_of
 
 
 class Look(NamedTuple):
-    """One consistent view of a resource's soft state. `last`: the highest token so far; a later claim has a higher one."""
+    """One consistent view of a resource's soft state. `lost`: claims in a row whose owners died; `last`: the highest token so
+    far, a later claim has a higher one."""
 
     now_ms: int
     raw: bytes
@@ -30,6 +31,7 @@ class Look(NamedTuple):
     event: str
     built_ms: int
     hot: bool = True
+    lost: int = 0
     last: int = 0
 
     @property
@@ -45,11 +47,11 @@ class Look(NamedTuple):
 
 def _look(now: int, row: list[Any]) -> Look:
     raw, fresh, visible, due, claim_end, ttl, *state = row
-    gen, epoch, owner, nb, err, since, tries, ver, ev, built, hot, last = (s.decode(errors="replace") for s in state)
+    gen, epoch, owner, nb, err, since, tries, ver, ev, built, hot, lost, last = (s.decode(errors="replace") for s in state)
     return Look(
         now, raw, int(fresh), visible, int(float(due)) if due else None, int(float(claim_end)) if claim_end else None, ttl,
         gen, epoch, owner, int(nb or 0), err, int(since or 0), int(tries or 0), int(ver or 0), ev, int(built or 0), hot == "1",
-        int(last),
+        int(lost or 0), int(last),
     )  # fmt: skip
 
 

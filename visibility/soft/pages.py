@@ -1,7 +1,8 @@
-"""Bounded pages of the soft state: what is visible, who is online, what waits, what is being built. By rank; no SCAN."""
+"""Bounded pages of the soft state: what is visible, who is online, what waits, what is being built, locks. By rank; no SCAN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -50,6 +51,24 @@ class Person(NamedTuple):
     user: str
     left: float
     sessions: int
+
+
+class NamedLock(NamedTuple):
+    """A lock of the host's. Seconds: since when (None: not known), how long it still lasts (below 0: it ended unreleased;
+    infinity: it has no lifetime). `owner` is the holder's host and process; "" once it has ended."""
+
+    name: str
+    owner: str
+    age: float | None
+    left: float
+
+    @property
+    def ended(self) -> bool:
+        return self.left < 0
+
+    @property
+    def endless(self) -> bool:
+        return math.isinf(self.left)
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,20 @@ def people(offset: int = 0, limit: int = 50) -> Page[Person]:
         return Person(user.decode(), (float(ends) - now) / 1000, sessions)
 
     return _page("people", (), offset, limit, parse)
+
+
+def locks(offset: int = 0, limit: int = 50) -> Page[NamedLock]:
+    """Named locks, those that ended unreleased first, then those that end next. Redis lists the thousand that end last."""
+
+    def parse(row: list[Any], now: int) -> NamedLock:
+        name, ends, held, left_ms = row
+        owner, _, fence = held.decode(errors="replace").rpartition("|")
+        # A fence is the microsecond of its taking, or a little later.
+        age = max(0.0, now / 1000 - int(fence) / 1_000_000) if fence else None
+        left = math.inf if left_ms == -1 else left_ms / 1000 if left_ms >= 0 else (float(ends) - now) / 1000
+        return NamedLock(name.decode(errors="replace"), owner.rpartition("/")[0], age, left)
+
+    return _page("locks", (), offset, limit, parse)
 
 
 class Crowd(NamedTuple):

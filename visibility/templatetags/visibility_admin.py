@@ -16,9 +16,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy
 
 from visibility.insight.reasons import span as span_text
+from visibility.models import Event
 
 register = template.Library()
 NONE = "–"
+LONGEST_NAME = 20
 ICONS = {"ok": "✓", "warn": "!", "bad": "✗", "none": "○", "hot": "●", "cold": "○", "info": "·"}
 PAGES = (
     ("overview", gettext_lazy("Overview"), "overview_changelist", "visibility.view_overview"),
@@ -129,6 +131,16 @@ def evidence(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+@register.filter
+def event_name(event: Event) -> str | SafeString:
+    """An event for a list: a long key or id is cut, and is whole in the title."""
+    name = event.object_pk or event.external_id or ""
+    if len(name) <= LONGEST_NAME:
+        return str(event) or NONE
+    short = f"{event.model or event.data_type} {event.action} {name[: LONGEST_NAME - 8]}…"
+    return format_html('<span title="{}">{}</span>', str(event), " ".join(short.split()))
 
 
 @register.filter

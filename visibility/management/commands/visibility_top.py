@@ -77,7 +77,7 @@ class Command(BaseCommand):
 
     def _types(self) -> Iterator[str]:
         figures = history.read(METRICS, [SPAN])[SPAN]
-        yield _row(TYPES, "last minute", "visible", "hot", "cold", "merged", "builds", "saved", "reads", "fresh")
+        yield _row(TYPES, "last minute", "visible", "hot", "marked", "merged", "builds", "saved", "reads", "fresh")
         for one in ledger(figures, [data_type.name for data_type in registry]):
             reads = figures.total("reads", one.data_type)
             fresh = f"{figures.total('reads', one.data_type, 'fresh') / reads:.0%}" if reads else NONE
@@ -85,7 +85,7 @@ class Command(BaseCommand):
                 visible: int | str = pages.crowd(one.data_type, 1).visible
             except RedisAway:
                 visible = "?"
-            yield _row(TYPES, one.data_type, visible, one.hot, one.cold, one.merged, one.made, one.saved, reads, fresh)
+            yield _row(TYPES, one.data_type, visible, one.hot, one.marked, one.merged, one.made, one.saved, reads, fresh)
 
     def _promises(self) -> Iterator[str]:
         yield _row(PROMISES, "promise", "target", "p50", "p95", "p99", "attained", "budget", "  state")
@@ -100,8 +100,7 @@ class Command(BaseCommand):
     def _events(self) -> Iterator[str]:
         yield "last events"
         for event in Event.objects.order_by("-id").defer("body", "error")[:8]:
-            decisions = [one for one in (event.decision or {}).values() if isinstance(one, dict)]
-            hot, cold = (sum(int(one.get(way, 0)) for one in decisions) for way in ("hot", "cold"))
+            hot, cold = (sum(int(one.get(way, 0)) for one in event.verdicts.values()) for way in ("hot", "cold"))
             at, outcome = timezone.localtime(event.created_at), event.outcome or "waiting"
             yield f"  {at:%H:%M:%S}  {str(event)[:48]:<48}  {outcome:<9} hot {hot}, cold {cold}"
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -95,9 +96,9 @@ def _touch_instances(model: type[models.Model], instances: Sequence[models.Model
             }
         names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
         one = str(instances[0].pk) if len(instances) == 1 and instances[0].pk is not None else ""
-        item.row = outbox.Row(
-            item.id, Event.Source.TOUCH.value, names, stamp(item.at), model._meta.label, one, action, using, body=body,
-            error="; ".join(item.errors)[:2000],
+        item.row = partial(
+            outbox.Row, item.id, Event.Source.TOUCH.value, names, stamp(item.at), model._meta.label, one, action, using,
+            body=body, error="; ".join(item.errors)[:2000],
         )  # fmt: skip
     submit(item, connections[using])
 

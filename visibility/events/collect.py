@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -49,12 +49,8 @@ def collect(
     if not item.audiences and not item.failed:
         return
     if must_write(routes, item):
-        label, pk = instance._meta.label, "" if instance.pk is None else str(instance.pk)
-        names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
-        item.row = outbox.Row(
-            item.id, Event.Source.MODEL.value, names, stamp(item.at), label, pk, action, using,
-            body=_body(item, instance, action, update_fields), error="; ".join(item.errors)[:2000],
-        )  # fmt: skip
+        # Made when it is written, many in one go; what the instance holds now is kept until then.
+        item.row = partial(_row, item, type(instance), instance.pk, dict(instance.__dict__), action, update_fields)
     submit(item, connections[using])
 
 
@@ -89,7 +85,7 @@ def collect_later(
         if update_fields is not None:
             body["update_fields"] = sorted(update_fields)
         one = str(pks[0]) if len(pks) == 1 else ""
-        item.row = outbox.Row(item.id, source, names, stamp(item.at), model._meta.label, one, action, using, body=body)
+        item.row = partial(outbox.Row, item.id, source, names, stamp(item.at), model._meta.label, one, action, using, body=body)
     submit(item, connections[using])
 
 
@@ -125,26 +121,37 @@ def kept_fields(model: type[models.Model]) -> tuple[models.Field[Any, Any], ...]
     return tuple(one for one in model._meta.concrete_fields if keeps(one))
 
 
-def _values(instance: models.Model) -> dict[str, Any]:
+def _values(model: type[models.Model], have: Mapping[str, Any]) -> dict[str, Any]:
     # Straight from the instance: what is deferred stays so, without a query.
-    have = instance.__dict__
-    values = {one.attname: have[one.attname] for one in kept_fields(type(instance)) if one.attname in have}
+    values = {one.attname: have[one.attname] for one in kept_fields(model) if one.attname in have}
     return {name: value for name, value in values.items() if not hasattr(value, "resolve_expression")}
 
 
-def _body(item: Collected, instance: models.Model, action: str, update_fields: frozenset[str] | None) -> dict[str, Any]:
+def _row(
+    item: Collected,
+    model: type[models.Model],
+    pk: Any,
+    have: Mapping[str, Any],
+    action: str,
+    update_fields: frozenset[str] | None,
+) -> outbox.Row:
+    """The row of an instance's event; `have` are the attributes as they were at the change."""
+    names = [*item.audiences, *(name for name in item.failed if name not in item.audiences)]
     body: dict[str, Any] = {}
     again = set(item.failed)
     if item.audiences:
         body["audience"] = {name: rows_of(parts, again, name, action) for name, parts in item.audiences.items()}
     if again:
         body["again"] = sorted(again)
-        body["fields"] = _values(instance)
+        body["fields"] = _values(model, have)
         if item.failed:
             body["failed"] = sorted(item.failed)
         if update_fields is not None:
             body["update_fields"] = sorted(update_fields)
-    return body
+    return outbox.Row(
+        item.id, Event.Source.MODEL.value, names, stamp(item.at), model._meta.label, "" if pk is None else str(pk), action,
+        item.using, body=body, error="; ".join(item.errors)[:2000],
+    )  # fmt: skip
 
 
 def rows_of(parts: Sequence[Part], again: set[str], name: str, action: str = "") -> list[dict[str, Any]]:

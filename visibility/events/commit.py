@@ -121,13 +121,14 @@ def _write_now(connection: BaseDatabaseWrapper, item: Collected) -> None:
 
 def _write(connection: BaseDatabaseWrapper, items: Sequence[Collected], *, keep: bool = False) -> None:
     """Write the rows of these events. `keep`: they may go with a savepoint that the events do not hang on; write them again."""
-    rows = [item.row for item in items if item.row is not None]
+    rows: list[outbox.Row] = []
     try:
+        rows = [item.row() for item in items if item.row is not None]
         if rows and outbox.write(connection, rows) and not keep:
             for item in items:
                 item.written, item.row = connection.alias, None
     except Exception:
-        logger.exception("%d events could not be written in their transaction; they are written after it", len(rows))
+        logger.exception("%d events could not be written in their transaction; they are written after it", len(items))
 
 
 def _own(hooks: Sequence[Any]) -> Iterator[tuple[int, set[Any], _Group | _Pass]]:

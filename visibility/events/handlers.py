@@ -49,8 +49,9 @@ class Reload(NamedTuple):
 class Collected:
     """An event on its way to the gate.
 
-    `written`: the database that holds its row; `row`: what is still to be written. `left` names what is to do by data type where
-    another pass has done the rest. `failed`: types to be asked again later; `lost`: types whose audience only scopes can tell.
+    `written`: the database that holds its row; `row` makes the one that is still to be written. `left` names what is to do by
+    data type where another pass has done the rest. `failed`: types to be asked again later; `lost`: types whose audience only
+    scopes can tell.
     """
 
     id: UUID
@@ -62,7 +63,7 @@ class Collected:
     errors: list[str] = field(default_factory=list)
     tenant: str = ""
     written: str | None = None
-    row: outbox.Row | None = None
+    row: Callable[[], outbox.Row] | None = None
     left: Mapping[str, str] | None = None
     lost: set[str] = field(default_factory=set)
 

@@ -76,7 +76,7 @@ def _late_rows(items: Sequence[Collected]) -> None:
     """Rows that the change's own database has no table for go to the one where events belong, after the fact."""
     late = [item for item in items if item.row is not None]
     home = connections[router.db_for_write(Event)]
-    if late and outbox.write(home, [item.row for item in late if item.row is not None]):
+    if late and outbox.write(home, [item.row() for item in late if item.row is not None]):
         for item in late:
             item.written, item.row = home.alias, None
 

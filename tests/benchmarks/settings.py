@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from tests.settings import *  # noqa: F403
 from tests.settings import CHANNEL_LAYERS, INSTALLED_APPS, REDIS_URL, RQ_QUEUES, VISIBILITY
@@ -14,6 +15,9 @@ LOGGING_CONFIG = None
 ASGI_APPLICATION = "tests.benchmarks.site.application"
 ROOT_URLCONF = "tests.urls"
 INSTALLED_APPS = [*INSTALLED_APPS, *os.environ.get("BENCHMARK_APPS", "").split()]
+# The peer of B5.
+if find_spec("channels_presence"):
+    INSTALLED_APPS.append("channels_presence")
 VISIBILITY.setdefault("LIMITS", {"sockets_per_user": 100_000})
 # The peer of B7.
 CACHES = {

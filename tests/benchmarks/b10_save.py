@@ -1,8 +1,8 @@
 """B10: what it costs to save a model that is watched for: 100 saves in one transaction, nobody watching, against plain saves.
 
-The plain side saves with the package's receivers disconnected: the same model, the same transaction, the same commit. The audience
-is a QuerySet with a scope, which the app's own `@on` method makes at each save; for comparison, the same as a function, which makes
-it only if somebody watches. The bar speaks of PostgreSQL; SQLite, where a plain save is hardly more than its own Python, is shown.
+The plain side saves with the package's receivers disconnected: the same model, the same transaction, the same commit. The
+audience is a QuerySet with a scope, which the app's own `@on` method makes at each save; for comparison, the same as a function,
+which makes it only if somebody watches. The bar speaks of PostgreSQL; SQLite, where a plain save is little but Python, is shown.
 """
 
 from __future__ import annotations

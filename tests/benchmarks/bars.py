@@ -32,7 +32,7 @@ BARS = {
         "b3_drain:measure b3_marks:measure",
         visibility={
             "LANES": {
-                "hot": {"queue": "visibility-hot", "bound": 100_000, "batch": 100, "idle": 0.0},
+                "hot": {"queue": "visibility-hot", "bound": 100_000, "batch": 200, "idle": 0.0},
                 "cold": {"queue": "visibility-cold"},
             }
         },

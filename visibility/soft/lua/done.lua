@@ -14,16 +14,15 @@ for i = 4, #ARGV, 5 do
   else
     over[#over + 1] = res
     local clean = how ~= 'back' and (seen[2] or '0') == gen
-    local gone = {'owner', 'since2', 'window'}
-    if how ~= 'back' then gone[#gone + 1] = 'since' end
-    if clean or how == 'trust' or how == 'keep' then
-      for _, name in ipairs({'tries', 'nb', 'err', 'lost'}) do gone[#gone + 1] = name end
-    end
     if clean then
-      gone[#gone + 1] = 'forced'
-      gone[#gone + 1] = 'hot'
+      redis.call('HDEL', state, 'owner', 'since2', 'window', 'since', 'tries', 'nb', 'err', 'lost', 'forced', 'hot')
+    elseif how == 'trust' or how == 'keep' then
+      redis.call('HDEL', state, 'owner', 'since2', 'window', 'since', 'tries', 'nb', 'err', 'lost')
+    elseif how == 'drop' then
+      redis.call('HDEL', state, 'owner', 'since2', 'window', 'since')
+    else
+      redis.call('HDEL', state, 'owner', 'since2', 'window')
     end
-    redis.call('HDEL', state, unpack(gone))
     if clean then
       local till = visible_until(res)
       if how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch and till > now then

@@ -11,6 +11,8 @@ from django.utils import timezone
 import visibility
 from tests.app.models import Counter
 from visibility import dirty, testing
+from visibility.conf import settings
+from visibility.datatypes import registry
 from visibility.models import DirtyFlag, Event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,6 +122,52 @@ def test_kill_at_ends_the_path_and_the_outbox_makes_it_good(counter: Counter) ->
         Event.objects.update(retry_at=None)
         gate.redrive(older_than=0)
         testing.assert_hot("counter:a")
+
+
+def test_a_killed_build_is_taken_over_once_its_claim_has_ended(counter: Counter) -> None:
+    with testing.Tab(7, "counter:a") as tab:
+        change(counter)
+        with testing.kill_at("build.store") as happened:
+            testing.drain()
+        assert happened()
+        assert testing.drain() == 0, "its claim lives"
+        testing.advance(settings.BUILD_LEASE + 1)
+        tab.heartbeat()
+        assert testing.drain() == 1
+        assert visibility.read("counter", "a").data == {"value": 2}
+
+
+def test_time_ends_the_soft_and_the_hard_life_of_a_snapshot(counter: Counter) -> None:
+    data_type = registry.get("counter")
+    visibility.read("counter", "a")
+    assert visibility.read("counter", "a").state == "fresh"
+    testing.advance(data_type.soft_ttl * 1.2)
+    assert visibility.read("counter", "a").state == "stale"
+    testing.advance(data_type.ttl * 1.2)
+    assert visibility.read("counter", "a").state == "rebuilt"
+
+
+def test_time_ends_a_back_off(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    visibility.read("counter", "a")
+    with testing.Tab(7, "counter:a") as tab:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(registry.get("counter")), "build_many", lambda self, keys: {k: ValueError("no") for k in keys})
+            change(counter)
+            testing.drain(limit=1)
+        testing.advance(600)
+        tab.heartbeat()
+        testing.drain()
+        assert visibility.read("counter", "a").data == {"value": 2}
+
+
+def test_drain_is_told_which_lane_and_how_many(counter: Counter) -> None:
+    names = [f"counter:{n}" for n in range(3)]
+    with testing.Tab(7, *names):
+        testing.drain()
+        for n in range(3):
+            Counter.objects.create(name=str(n), value=n)
+        assert testing.drain("cold") == 0
+        assert testing.drain("hot") == 3
 
 
 def test_kill_at_a_point_that_is_not_reached_says_so(counter: Counter) -> None:

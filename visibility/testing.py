@@ -31,7 +31,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from visibility import dirty, points, pressure
+from visibility import builds, dirty, points, pressure
 from visibility.conf import settings
 from visibility.datatypes import parse_resource, registry
 from visibility.presence import announce
@@ -46,7 +46,7 @@ _numbers = count(1)
 
 
 class Killed(BaseException):
-    """Raised at a named point by `kill_at`; like SIGKILL, nothing on the path catches it."""
+    """Raised at a named point by `kill_at`; nothing on the path catches it."""
 
 
 def flush() -> None:
@@ -144,6 +144,12 @@ def _age(redis: Any, name: bytes, gone: int) -> None:
     if role in ("watchers", "background", "holders", "visible", "pending", "claimed", "presence", "online", "node"):
         for member, score in redis.zrange(name, 0, -1, withscores=True):
             redis.zadd(name, {member: score - gone}, xx=True)
+    elif role == "snap":
+        data_type = registry.find(name.decode(errors="replace").partition(":snap:")[2].partition(":")[0])
+        stored = data_type and snapshots.unpack(redis.get(name), data_type.schema)
+        if stored:
+            moved = stored._replace(built_ms=stored.built_ms - gone, soft_ms=stored.soft_ms - gone)
+            redis.set(name, snapshots.pack(moved), keepttl=True)
     elif role == "state":
         for field in ("nb", "soft", "built"):
             value = redis.hget(name, field)
@@ -212,6 +218,8 @@ def assert_cold(resource: str) -> None:
 def kill_at(point: str) -> Iterator[Callable[[], bool]]:
     """Inside this block, the first time the code reaches a named point it ends there, as by SIGKILL; the block swallows it.
 
+    What a path does on its way out of an error is left out, too: claims are not given back, they end by their lease.
+
     Yields a function that tells whether it happened. The points: `grep -r "reach(" visibility`.
     """
     happened = False
@@ -220,12 +228,14 @@ def kill_at(point: str) -> Iterator[Callable[[], bool]]:
         nonlocal happened
         if name == point and not happened:
             happened = True
+            builds.give_back = lambda *args, **kwargs: None
             raise Killed(point)
 
     before, points.hook = points.hook, reach
+    give_back = builds.give_back
     try:
         yield lambda: happened
     except Killed:
         pass
     finally:
-        points.hook = before
+        points.hook, builds.give_back = before, give_back

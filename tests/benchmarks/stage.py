@@ -94,7 +94,7 @@ def on_stage(database: str, size: Size, visibility: Mapping[str, Any] | None = N
 
 
 def cpu_of(leader: int) -> float:
-    """Processor seconds of a process, its session, and its children (PostgreSQL's each lead a session), with all threads."""
+    """Processor seconds of a process, its session and its children, ended ones too: PostgreSQL's lead sessions of their own."""
     from tests.support.processes import session_members
 
     try:
@@ -102,7 +102,11 @@ def cpu_of(leader: int) -> float:
         children = {int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()}
     except OSError:
         children = set()
-    total = 0.0
+    try:
+        ended = Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[13:15]
+        total = sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        total = 0.0
     for pid in {*session_members(leader), *children}:
         for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
             try:

@@ -14,8 +14,8 @@ WIDE: Mapping[str, Any] = {
         "cold": {"queue": "visibility-cold", "bound": 4_000_000, "batch": 100},
     },
 }
-# The relation of the defaults, at a quarter of their length.
-BRISK: Mapping[str, Any] = {"TTL": 15, "HEARTBEAT": 5, "RECHECK": 60}
+# The relation of the defaults, at half of their length.
+BRISK: Mapping[str, Any] = {"TTL": 30, "HEARTBEAT": 10, "RECHECK": 60}
 
 
 class Entry(NamedTuple):

@@ -1,6 +1,6 @@
 """What one call costs beside 1k to 1M resources that are visible, have a snapshot that is trusted, and a million more that wait.
 
-Of each call Redis tells itself how long it took (`commandstats`), which leaves the client and the network out. The population is
+What is told is processor time of the Redis process, its end of the network included. The population is
 spread over `visible` (an index), `pending` (the lane) and the keys of each resource: lease, state, snapshot.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tests.benchmarks.curves.core import Curve, Series, rise
+from tests.benchmarks.curves.meter import Meter
 from tests.benchmarks.harness import say
 from tests.benchmarks.stage import Stage
 from visibility.conf import settings
@@ -54,23 +54,22 @@ def build(resources: list[str], body: bytes = BODY) -> None:
             claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 
-def server_time(redis: Any, command: str, work: Callable[[], object]) -> float:
-    """Microseconds that the server spent in `command` while this ran, all its calls together."""
-    redis.config_resetstat()
-    work()
-    stats = redis.info("commandstats")
-    return float(stats.get(f"cmdstat_{command}", {"usec": 0})["usec"])
+def server_time(stage: Stage, work: Callable[[], object]) -> float:
+    """Microseconds of processor time that Redis used while this ran."""
+    with Meter(stage.pids[:1]) as meter:
+        work()
+    return meter.others[0] * 1e6
 
 
 def _calls(stage: Stage, size: int) -> dict[str, Callable[[], float]]:
-    """Microseconds of the server for one of each, beside a population of this size."""
+    """Microseconds of Redis for one of each, beside a population of this size."""
     number = min(CALLS, size // 2)
     step = max(1, size // number)
     some = [f"counter:r{n:07d}" for n in range(0, size, step)][:number]
     lane = settings.lane("hot")
 
-    def each(command: str, work: Callable[[str], object]) -> float:
-        return server_time(stage.redis, command, lambda: [work(one) for one in some]) / len(some)
+    def each(work: Callable[[str], object]) -> float:
+        return server_time(stage, lambda: [work(one) for one in some]) / len(some)
 
     def claim(count: int) -> float:
         """Claim what is due longest, and end the claims with the work still to do, so that as much waits as before."""
@@ -82,7 +81,7 @@ def _calls(stage: Stage, size: int) -> dict[str, Callable[[], float]]:
             claims.done("hot", owned, [Done(row, "back") for row in owned.rows])
 
         times = max(1, number // count)
-        return server_time(stage.redis, "evalsha", lambda: [work() for _ in range(times)]) / (times * count)
+        return server_time(stage, lambda: [work() for _ in range(times)]) / (times * count)
 
     def fresh(one: str) -> None:
         if read("counter", one[8:]).state != "fresh":
@@ -90,11 +89,11 @@ def _calls(stage: Stage, size: int) -> dict[str, Callable[[], float]]:
 
     now = int(time.time() * 1000)
     return {
-        "pend one": lambda: each("evalsha", lambda one: pending.pend(lane, [Item(one, now, "", window=0.0)])),
+        "pend one": lambda: each(lambda one: pending.pend(lane, [Item(one, now, "", window=0.0)])),
         "claim one and end it": lambda: claim(1),
         "claim and end, of 100 together": lambda: claim(min(100, number)),
-        "read one": lambda: server_time(stage.redis, "mget", lambda: [fresh(one) for one in READ]) / len(READ),
-        "renew one lease": lambda: each("evalsha", lambda one: leases.renew([Watch(one, f"{one[9:]}/tab")])),
+        "read one": lambda: server_time(stage, lambda: [fresh(one) for one in READ]) / len(READ),
+        "renew one lease": lambda: each(lambda one: leases.renew([Watch(one, f"{one[9:]}/tab")])),
     }
 
 
@@ -105,7 +104,7 @@ def population(stage: Stage) -> Iterator[Curve]:
     watch(READ)
     build(READ)
     wait(READ)
-    stage.redis.flushall()
+    stage.redis.execute_command("FLUSHALL", "SYNC")
     watch(READ)
     build(READ)
     # From here on a server that has worked before: scripts are compiled, its own tables made.
@@ -126,9 +125,9 @@ def population(stage: Stage) -> Iterator[Curve]:
             found.setdefault(what, []).append((float(size), sorted(some)[len(some) // 2]))
         say(f"  {size} resources: " + ", ".join(f"{what} {points[-1][1]:.1f} µs" for what, points in found.items()))
     yield Curve(
-        name="resources", title="One call beside many visible, waiting resources: Redis's own time",
-        x="resources in Redis, all visible and pending", y="server time, µs",
-        how="time in Redis by its commandstats, median of three rounds of up to 400 calls",
+        name="resources", title="One call beside many visible, waiting resources: Redis's processor time",
+        x="resources in Redis, all visible and pending", y="µs of processor time",
+        how="processor time of Redis for one call, median of three rounds of up to 400 calls",
         series=[Series(name=what, points=points) for what, points in found.items()],
     )  # fmt: skip
     yield Curve(

@@ -112,7 +112,7 @@ def costs(results: Mapping[str, Result]) -> Costs:
     return Costs(
         socket_bytes=rise(points("sockets-memory", "uvicorn")) * 2**20,
         beat_process=at("sockets-heartbeat", "uvicorn, the process"),
-        beat_redis=at("sessions", "in Redis, by commandstats"),
+        beat_redis=at("sessions", "Redis"),
         push=at("sockets-fanout-cpu", "uvicorn"),
         event_application=at("events", "application", 1.0),
         event_database=at("events", "database", 1.0),
@@ -129,7 +129,7 @@ def costs(results: Mapping[str, Result]) -> Costs:
 SOURCES = {
     "socket_bytes": ("memory of an ASGI process for one more socket with two watches", "bytes", "sockets-memory, uvicorn, rise"),
     "beat_process": ("a heartbeat of one socket, in its process", "µs", "sockets-heartbeat, uvicorn, last point"),
-    "beat_redis": ("a heartbeat of a session with three watches, in Redis", "µs", "sessions, in Redis, last point"),
+    "beat_redis": ("a heartbeat of a session with three watches, in Redis", "µs", "sessions, Redis, last point"),
     "push": ("one update to one socket, in its process", "µs", "sockets-fanout-cpu, uvicorn, last point"),
     "event_application": (
         "an event that nobody watches, where it is written, its own save included",

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from tests.benchmarks.b5_leases import NODE, PROCESS, TYPES, WEIGHTS
 from tests.benchmarks.curves.core import Curve, Series
-from tests.benchmarks.curves.resources import build, server_time
+from tests.benchmarks.curves.meter import Meter
+from tests.benchmarks.curves.resources import build
 from tests.benchmarks.harness import say
 from tests.benchmarks.stage import Stage
 from visibility.soft import leases, sessions
@@ -23,12 +24,11 @@ TICK = 500
 
 
 def renewal(stage: Stage) -> Iterator[Curve]:
-    """Microseconds per session: of the server, and of processor time on both sides."""
+    """Microseconds of processor time per session: of Redis, and of who renews."""
     server: list[tuple[float, float]] = []
-    both: list[tuple[float, float]] = []
-    memory: list[tuple[float, float]] = []
+    caller: list[tuple[float, float]] = []
     everybody: list[tuple[list[Attending], list[Watch]]] = []
-    before, known = stage.redis.info("memory")["used_memory"], 0
+    known = 0
     for size in sorted({stage.size.n(size, 100) for size in POPULATIONS}):
         for start in range(known, size, TICK):
             users = [str(user) for user in range(start, min(size, start + TICK))]
@@ -37,34 +37,30 @@ def renewal(stage: Stage) -> Iterator[Curve]:
             sessions.attend(NODE, PROCESS, whole)
             leases.renew(watches)
             everybody.append(([Attending(one.user, one.sid) for one in whole], watches))
-        memory.append((float(size), float(stage.redis.info("memory")["used_memory"] - before)))
         for _beats, watches in everybody[known // TICK :]:
             build([watch.resource for watch in watches], b"{}")
         known = size
         spent, used = _beat(stage, everybody)
         server.append((float(size), spent / size))
-        both.append((float(size), used / size))
-        say(f"  {size} sessions: {server[-1][1]:.1f} µs in Redis, {both[-1][1]:.1f} µs of processor time")
+        caller.append((float(size), used / size))
+        say(f"  {size} sessions: {server[-1][1]:.1f} µs in Redis, {caller[-1][1]:.1f} µs in the caller")
     yield Curve(
         name="sessions", title="One heartbeat of a session with three watches: cost over all sessions",
-        x="sessions in the lease store", y="per heartbeat, µs",
+        x="sessions in the lease store", y="per heartbeat, µs of processor time",
         how="all sessions renewed once by each kind of heartbeat, 500 a call, the kinds weighted as they come",
-        series=[Series(name="in Redis, by commandstats", points=server), Series(name="processor time, both sides", points=both)],
+        series=[Series(name="Redis", points=server), Series(name="who renews", points=caller)],
     )  # fmt: skip
 
 
 def _beat(stage: Stage, everybody: list[tuple[list[Attending], list[Watch]]]) -> tuple[float, float]:
-    """Microseconds for one heartbeat of all: in Redis, and of processor time of this process and the servers."""
-    spent = used = 0.0
+    """Microseconds of processor time for one heartbeat of all: of Redis, and of this process."""
+    redis = own = 0.0
     for part, weight in WEIGHTS.items():
-
-        def beat(part: int = part) -> None:
+        share = weight / sum(WEIGHTS.values())
+        with Meter(stage.pids[:1]) as meter:
             for beats, watches in everybody:
                 sessions.attend(NODE, PROCESS, beats, light=part != WHOLE)
                 leases.renew(watches, part=part)
-
-        begun = stage.cpu()
-        share = weight / sum(WEIGHTS.values())
-        spent += share * server_time(stage.redis, "evalsha", beat)
-        used += share * (stage.cpu() - begun) * 1e6
-    return spent, used
+        redis += share * meter.others[0] * 1e6
+        own += share * meter.own * 1e6
+    return redis, own

@@ -1,7 +1,7 @@
 """Work per resource on a Redis Cluster of three masters, as keys are spread over 1 to 16 shards.
 
 On one machine more masters are not faster: what counts is the share of the busiest one, for that is what a cluster of real
-machines waits for. The measure is what the busiest master spends in scripts for one resource's way (watch, change, claim, store,
+machines waits for. The measure is what the busiest master spends on one resource's way (watch, change, claim, store,
 done), and beside it the whole of all masters, which must not grow, and what the caller uses.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from tests.benchmarks.curves.core import Curve, Point, Series
+from tests.benchmarks.curves.meter import Meter
 from tests.benchmarks.harness import say
 from tests.benchmarks.stage import Stage
 from tests.support.declared import configured
@@ -42,11 +42,6 @@ def _way(names: list[str]) -> None:
             claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 
-def _spent(masters: list[Any]) -> list[float]:
-    """Microseconds that each master has spent in scripts since its counts were reset."""
-    return [float(one.info("commandstats").get("cmdstat_evalsha", {"usec": 0})["usec"]) for one in masters]
-
-
 def spread(stage: Stage) -> Iterator[Curve]:
     """Each number of shards by turns."""
     number = stage.size.n(RESOURCES, 60)
@@ -55,8 +50,8 @@ def spread(stage: Stage) -> Iterator[Curve]:
         busiest, whole, caller = _measure(stage, cluster, number)
     yield Curve(
         name="shards", title="A resource's whole way on a cluster of three masters, over its shards",
-        x="SHARDS", y="per resource, µs",
-        how=f"{number} resources watched, changed, claimed, stored, ended; commandstats of masters, processor time of the caller",
+        x="SHARDS", y="per resource, µs of processor time",
+        how=f"{number} resources watched, changed, claimed, stored, ended; processor time",
         series=[
             Series(name="busiest master", points=busiest), Series(name="all masters", points=whole),
             Series(name="caller", points=caller),
@@ -66,7 +61,9 @@ def spread(stage: Stage) -> Iterator[Curve]:
 
 def _measure(stage: Stage, cluster: RedisCluster, number: int) -> tuple[list[Point], list[Point], list[Point]]:
     rows: dict[int, list[tuple[float, float, float]]] = {}
-    masters = [node.client() for node in cluster.masters()]
+    nodes = cluster.masters()
+    pids = [node.process.pid for node in nodes if node.process]
+    masters = [node.client() for node in nodes]
     try:
         for turn in range(stage.size.times(3) + 1):
             for shards in SHARDS if turn % 2 == 0 else SHARDS[::-1]:
@@ -74,13 +71,12 @@ def _measure(stage: Stage, cluster: RedisCluster, number: int) -> tuple[list[Poi
                     client.client()
                     for one in masters:
                         one.flushall()
-                        one.config_resetstat()
-                    begun = time.process_time()
-                    _way([f"counter:s{turn}x{n}" for n in range(number)])
-                    used, spent = time.process_time() - begun, _spent(masters)
+                    with Meter(pids) as meter:
+                        _way([f"counter:s{turn}x{n}" for n in range(number)])
+                    used, spent = meter.own * 1e6, [one * 1e6 for one in meter.others]
                     # The first turn loads the scripts.
                     if turn:
-                        rows.setdefault(shards, []).append((max(spent) / number, sum(spent) / number, used * 1e6 / number))
+                        rows.setdefault(shards, []).append((max(spent) / number, sum(spent) / number, used / number))
     finally:
         client.close()
         for one in masters:

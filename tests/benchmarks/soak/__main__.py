@@ -25,6 +25,8 @@ from tests.benchmarks.soak.judge import Verdict, judge, table
 # Short lifetimes, so that what is to come and go does so within the run.
 SHORT = {"HEARTBEAT": 5, "TTL": 15, "RECHECK": 15, "EVENT_TTL": 60}
 DRAWN = 5
+# Twice the longest of these lifetimes: a session's keys, ten leases; an event, EVENT_TTL and the turn of pruning.
+ENOUGH = 480
 
 
 def parser() -> argparse.ArgumentParser:
@@ -169,6 +171,9 @@ def report(soak: Soak) -> str:
     grown = [one.name for one in verdicts if one.grows]
     lines = [table(verdicts), "", f"load: {json.dumps(soak.load)}", *(f"! {one}" for one in soak.ended)]
     lines.append("on " + ", ".join(f"{name} {version}" for name, version in soak.versions.items()))
+    lasted = max(points[-1][0] for points in soak.series.values())
+    if lasted < ENOUGH:
+        lines.append(f"{lasted:.0f} s are too short to judge by: what lives for ten leases and for EVENT_TTL is still coming up")
     lines.append(f"grows: {', '.join(grown)}" if grown else "no growth")
     return "\n".join(lines)
 

@@ -1,5 +1,7 @@
-"""What the demo does when its models change: everybody follows themselves, and the meter learns what a fan-out to everybody
-would have cost."""
+"""What the demo does when its models change.
+
+Everybody follows themselves, and the meter learns what a fan-out to everybody would have cost.
+"""
 
 from __future__ import annotations
 

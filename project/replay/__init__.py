@@ -1,2 +1,1 @@
-"""Replaying a trace of real messages through the whole path, and measuring what was computed, how fresh it was, and whether it
-was right."""
+"""Replaying a trace of real messages through the whole path: what was computed, how fresh it was, whether it was right."""

@@ -16,7 +16,7 @@ import pytest
 import redis as redis_py
 from django.core.management import call_command
 from django.db import OperationalError, connection
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from tests.conftest import Live
 from tests.insight.test_rollup import write
@@ -400,6 +400,12 @@ class TestAll:
         examine()
         used = set(redis.info("commandstats"))
         assert not {name for name in used if "scan" in name or name == "cmdstat_keys"}
+
+    def test_texts_follow_the_language_and_codes_do_not(self) -> None:
+        with translation.override("id"):
+            one = named("nobody_maintains", lanes.nobody_maintains)
+        assert one.symptom.startswith("Tidak ada loop pemeliharaan")
+        assert "Jalankan visibility_maintain" in one.remedy
 
 
 class TestCommand:

@@ -112,7 +112,7 @@ def test_the_header_names_the_language_and_nobody(language: str) -> None:
     assert found["Language"] == language
     assert found["Content-Type"] == "text/plain; charset=UTF-8"
     text = (folder(language) / "django.po").read_text("utf-8")
-    assert "@" not in text
+    assert not re.search(r"\w@\w", text)
     assert "POT-Creation-Date" not in text, "a date that changes with every run is noise in the history"
 
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from django.db import DatabaseError
+from django.utils.translation import gettext as _
 
 from visibility.doctor import data, lanes, place, soft, traffic
 from visibility.doctor.finding import CRITICAL, INFO, SEVERITIES, WARNING, Finding
@@ -68,9 +69,9 @@ def examine(checks: Iterable[Check] = CHECKS) -> list[Finding]:
                 Finding(
                     code="check_failed",
                     severity=WARNING,
-                    symptom=f"The check {check.__name__} could not be made.",
+                    symptom=_("The check %(check)s could not be made.") % {"check": check.__name__},
                     evidence={"error": f"{type(error).__name__}: {error}"},
-                    remedy="Look at the traceback in the log of visibility.doctor; other findings stand as they are.",
+                    remedy=_("Look at the traceback in the log of visibility.doctor; other findings stand as they are."),
                 )
             )
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))

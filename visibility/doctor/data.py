@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterator
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from visibility import dirty, freshness
 from visibility.conf import settings
@@ -25,14 +26,14 @@ def away(error: Exception) -> Finding:
     return Finding(
         code="database_away",
         severity=CRITICAL,
-        symptom="The database does not answer, or its tables are missing.",
+        symptom=_("The database does not answer, or its tables are missing."),
         evidence={"error": f"{type(error).__name__}: {error}"},
-        remedy="Bring it back, or run manage.py migrate. Watched resources that are fresh are still served from Redis.",
+        remedy=_("Bring it back, or run manage.py migrate. Watched resources that are fresh are still served from Redis."),
     )
 
 
 def _many(n: int) -> str:
-    return f"More than {BOUND}" if n > BOUND else str(n)
+    return _("More than %(n)s") % {"n": BOUND} if n > BOUND else str(n)
 
 
 def outbox() -> Iterator[Finding]:
@@ -48,9 +49,9 @@ def outbox() -> Iterator[Finding]:
         yield Finding(
             code="outbox_waits",
             severity=CRITICAL if age > 60 else WARNING,
-            symptom=f"{_many(n)} events were committed and not taken through the gate.",
+            symptom=_("%(n)s events were committed and not taken through the gate.") % {"n": _many(n)},
             evidence={"waiting": n, "at_most": BOUND, "oldest_seconds": round(age), "gate": settings.GATE, "database": alias},
-            remedy=(
+            remedy=_(
                 "The process that wrote them died, or Redis was away; the maintenance loop takes them over, so see that it runs. "
                 "With GATE='worker', see that a worker runs. Nothing is lost: the rows stand until they are done."
             ),
@@ -66,14 +67,15 @@ def failed_events() -> Iterator[Finding]:
         yield Finding(
             code="failed_events",
             severity=CRITICAL,
-            symptom=f"{len(failed)} of the newest {LOOKED_AT} events failed in the gate: their audience was not told.",
+            symptom=_("%(n)s of the newest %(of)s events failed in the gate: their audience was not told.")
+            % {"n": len(failed), "of": LOOKED_AT},
             evidence={
                 "failed": len(failed),
                 "newest": str(failed[0][0]),
                 "type": data_type or model,
                 "error": error.strip()[-500:],
             },
-            remedy="Correct the @on method named in the error; then touch() the rows concerned. Soft TTLs correct the rest.",
+            remedy=_("Correct the @on method named in the error; then touch() the rows concerned. Soft TTLs correct the rest."),
         )
 
 
@@ -86,9 +88,9 @@ def quarantine() -> Iterator[Finding]:
         yield Finding(
             code="quarantine",
             severity=WARNING,
-            symptom=f"{_many(n)} resources are in quarantine: their builds failed in a row.",
+            symptom=_("%(n)s resources are in quarantine: their builds failed in a row.") % {"n": _many(n)},
             evidence={"quarantined": n, "newest": [[f"{kind}:{key}", error[:200]] for kind, key, error in rows]},
-            remedy="Correct what the error names, then release them in the admin (Dirty flags, action Release).",
+            remedy=_("Correct what the error names, then release them in the admin (Dirty flags, action Release)."),
         )
 
 
@@ -108,9 +110,9 @@ def stale_state() -> Iterator[Finding]:
         yield Finding(
             code="stale_state",
             severity=CRITICAL,
-            symptom="Somebody looks at resources that changed long ago and were not built since.",
+            symptom=_("Somebody looks at resources that changed long ago and were not built since."),
             evidence={"oldest_seconds": stale, "resources": names[:5]},
-            remedy=(
+            remedy=_(
                 "The maintenance loop promotes what is marked and visible: see that it runs, the workers too, and no lane is "
                 "flooded. "
                 "visibility_explain RESOURCE says what holds one up."
@@ -125,7 +127,13 @@ def promises() -> Iterator[Finding]:
             yield Finding(
                 code="promise_" + found.state.code,
                 severity=CRITICAL if found.state.code == "burning_fast" else WARNING,
-                symptom=f"{found.data_type}: {found.attained or 0:.2%} within {found.seconds:g} s, not {found.objective:.2%}.",
+                symptom=_("%(data_type)s: %(attained)s within %(seconds)s s, not %(objective)s.")
+                % {
+                    "data_type": found.data_type,
+                    "attained": f"{found.attained or 0:.2%}",
+                    "seconds": f"{found.seconds:g}",
+                    "objective": f"{found.objective:.2%}",
+                },
                 evidence={
                     "data_type": found.data_type,
                     "attained": found.attained,
@@ -133,7 +141,7 @@ def promises() -> Iterator[Finding]:
                     "budget_left": found.budget_left,
                     "burn_rates": [[burn.rule.long, burn.long, burn.short] for burn in found.burns],
                 },
-                remedy="Look at the lane's lag and at build_seconds; if the promise is out of reach, change it in the admin.",
+                remedy=_("Look at the lane's lag and at build_seconds; if the promise is out of reach, change it in the admin."),
             )
 
 
@@ -147,7 +155,7 @@ def nobody_carries_over() -> Iterator[Finding]:
         yield Finding(
             code="no_rollups",
             severity=WARNING,
-            symptom=f"{len(left)} of the last minutes were counted and not carried over to the database.",
+            symptom=_("%(n)s of the last minutes were counted and not carried over to the database.") % {"n": len(left)},
             evidence={"minutes": len(left), "newest_rollup": newest.isoformat() if newest else None},
-            remedy="The maintenance loop does it: see that it runs. Redis keeps minutes for three hours only.",
+            remedy=_("The maintenance loop does it: see that it runs. Redis keeps minutes for three hours only."),
         )

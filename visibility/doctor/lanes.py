@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from django.utils.translation import gettext as _
+
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
@@ -27,9 +29,10 @@ def queues_reachable() -> Iterator[Finding]:
             yield Finding(
                 code="queue_away",
                 severity=CRITICAL,
-                symptom=f"The RQ queue of the lane {name!r} cannot be reached: changes wait, nothing is built.",
+                symptom=_("The RQ queue of the lane '%(name)s' cannot be reached: changes wait, nothing is built.")
+                % {"name": name},
                 evidence={"lane": name, "queue": settings.lane(name).queue, "error": error},
-                remedy="Check RQ_QUEUES: the queue must be named there and its Redis must answer.",
+                remedy=_("Check RQ_QUEUES: the queue must be named there and its Redis must answer."),
             )
 
 
@@ -43,9 +46,11 @@ def no_worker() -> Iterator[Finding]:
             yield Finding(
                 code="no_worker",
                 severity=CRITICAL if state.pending + state.claimed else WARNING,
-                symptom=f"No worker listens on the queue {lane.queue!r} of the lane {name!r}.",
+                symptom=_("No worker listens on the queue '%(queue)s' of the lane '%(name)s'.")
+                % {"queue": lane.queue, "name": name},
                 evidence={"lane": name, "queue": lane.queue, "workers": 0, "pending": state.pending},
-                remedy=f"Start one, supervised: manage.py visibility_worker --lane {name}, or manage.py rqworker {lane.queue}.",
+                remedy=_("Start one, supervised: manage.py visibility_worker --lane %(name)s, or manage.py rqworker %(queue)s.")
+                % {"name": name, "queue": lane.queue},
             )
 
 
@@ -60,7 +65,8 @@ def piling_up() -> Iterator[Finding]:
             yield Finding(
                 code="queue_piling_up",
                 severity=CRITICAL if full else WARNING,
-                symptom=f"Work piles up in the lane {name!r}: {state.pending} wait, the oldest is {state.lag:.0f} s late.",
+                symptom=_("Work piles up in the lane '%(name)s': %(n)s wait, the oldest is %(late)s s late.")
+                % {"name": name, "n": state.pending, "late": f"{state.lag:.0f}"},
                 evidence={
                     "lane": name,
                     "pending": state.pending,
@@ -71,7 +77,7 @@ def piling_up() -> Iterator[Finding]:
                     "oldest": state.oldest,
                     "workers": engine.workers(lane.queue),
                 },
-                remedy=(
+                remedy=_(
                     "With no worker: start one. With workers: build_many may be slow (build times are on the overview), coalesce "
                     "too short, or a lane shared by types of different urgency: add workers, or give the slow type its own lane."
                 ),
@@ -86,9 +92,10 @@ def pressed() -> Iterator[Finding]:
             yield Finding(
                 code="under_pressure",
                 severity=WARNING if stage == "flooded" else INFO,
-                symptom=f"The lane {name!r} is {stage}: windows are wider and part of the work is only marked.",
+                symptom=_("The lane '%(name)s' is %(stage)s: windows are wider and part of the work is only marked.")
+                % {"name": name, "stage": stage},
                 evidence={"lane": name, "stage": stage},
-                remedy="It goes back by itself once the lane empties. If it stays, the lane has too few workers for its load.",
+                remedy=_("It goes back by itself once the lane empties. If it stays, the lane has too few workers for its load."),
             )
 
 
@@ -103,9 +110,9 @@ def doubled_jobs() -> Iterator[Finding]:
             yield Finding(
                 code="doubled_jobs",
                 severity=WARNING,
-                symptom=f"{waiting} jobs wait in {queue!r}, where one for each shard is enough.",
+                symptom=_("%(n)s jobs wait in '%(queue)s', where one for each shard is enough.") % {"n": waiting, "queue": queue},
                 evidence={"lane": name, "queue": queue, "waiting": waiting, "shards": settings.SHARDS, "same": jobs},
-                remedy=(
+                remedy=_(
                     "Harmless for the data: a job carries no key and finds nothing left to do. If no worker runs, the "
                     "maintenance loop has asked again and again: start one, and empty the queue if you like. If another app "
                     "uses this queue, give each its own."
@@ -122,9 +129,10 @@ def ended_claims() -> Iterator[Finding]:
             yield Finding(
                 code="leaked_claims",
                 severity=CRITICAL if not engine.workers(settings.lane(name).queue) else WARNING,
-                symptom=f"{ended} builds of the lane {name!r} were claimed, their owners are gone, and nobody took over.",
+                symptom=_("%(n)s builds of the lane '%(name)s' were claimed, their owners are gone, and nobody took over.")
+                % {"n": ended, "name": name},
                 evidence={"lane": name, "ended": ended, "all_ended": state.expired, "claimed": state.claimed},
-                remedy=(
+                remedy=_(
                     "A worker died at work (out of memory? killed by a deploy?) and none drains the lane since. Start a worker: "
                     "the first drain takes these over. Nothing else has to be cleaned up."
                 ),
@@ -139,13 +147,14 @@ def hanging_builds() -> Iterator[Finding]:
             yield Finding(
                 code="leaked_locks",
                 severity=WARNING,
-                symptom=f"{len(old)} builds of the lane {name!r} run for longer than BUILD_TIMEOUT and still renew their claim.",
+                symptom=_("%(n)s builds of the lane '%(name)s' run for longer than BUILD_TIMEOUT and still renew their claim.")
+                % {"n": len(old), "name": name},
                 evidence={
                     "lane": name,
                     "timeout": settings.BUILD_TIMEOUT,
                     "held": [[one.resource, round(one.age)] for one in old[:5]],
                 },
-                remedy=(
+                remedy=_(
                     "Look what the worker does (py-spy dump --pid …): a build without a timeout on its own I/O. End that worker; "
                     "its claim ends within BUILD_LEASE seconds and the next drain builds again."
                 ),
@@ -159,7 +168,7 @@ def nobody_maintains() -> Iterator[Finding]:
         yield Finding(
             code="nobody_maintains",
             severity=CRITICAL,
-            symptom="No maintenance loop runs: endings are not announced, lost jobs not made good, marks not promoted.",
+            symptom=_("No maintenance loop runs: endings are not announced, lost jobs not made good, marks not promoted."),
             evidence={"seconds_since_last": None if silent is None else round(silent, 1)},
-            remedy="Start visibility_maintain, or use visibility_worker, which has the loop inside. Two or more are fine.",
+            remedy=_("Start visibility_maintain, or use visibility_worker, which has the loop inside. Two or more are fine."),
         )

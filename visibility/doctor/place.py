@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from django.conf import settings as django_settings
 from django.core import checks
+from django.utils.translation import gettext as _
 
 from visibility.conf import settings
 from visibility.doctor.finding import CRITICAL, WARNING, Finding
@@ -39,17 +40,17 @@ def in_memory_layer() -> Iterator[Finding]:
         yield Finding(
             code="in_memory_layer",
             severity=WARNING,
-            symptom="The channel layer is in memory: what a worker builds never reaches a socket until the next heartbeat.",
+            symptom=_("The channel layer is in memory: what a worker builds never reaches a socket until the next heartbeat."),
             evidence={"layer": settings.CHANNEL_LAYER, "backend": backend},
-            remedy="Set CHANNEL_LAYERS to channels_redis.pubsub.RedisPubSubChannelLayer or core.RedisChannelLayer.",
+            remedy=_("Set CHANNEL_LAYERS to channels_redis.pubsub.RedisPubSubChannelLayer or core.RedisChannelLayer."),
         )
     if not backend:
         yield Finding(
             code="no_layer",
             severity=WARNING,
-            symptom="There is no channel layer: updates reach sockets by their heartbeat only.",
+            symptom=_("There is no channel layer: updates reach sockets by their heartbeat only."),
             evidence={"layer": settings.CHANNEL_LAYER},
-            remedy="Set CHANNEL_LAYERS, for example to channels_redis.pubsub.RedisPubSubChannelLayer.",
+            remedy=_("Set CHANNEL_LAYERS, for example to channels_redis.pubsub.RedisPubSubChannelLayer."),
         )
 
 
@@ -64,9 +65,11 @@ def socket_timeout() -> Iterator[Finding]:
         yield Finding(
             code="socket_timeout",
             severity=CRITICAL,
-            symptom="Idle sockets die after 5 s: redis-py 8 sets a socket timeout, which the core channel layer cannot bear.",
+            symptom=_("Idle sockets die after 5 s: redis-py 8 sets a socket timeout, which the core channel layer cannot bear."),
             evidence={"redis_py": redis.__version__, "layer": settings.CHANNEL_LAYER, "hosts": bad},
-            remedy="Write hosts as dictionaries with socket_timeout None, or use channels_redis.pubsub.RedisPubSubChannelLayer.",
+            remedy=_(
+                "Write hosts as dictionaries with socket_timeout None, or use channels_redis.pubsub.RedisPubSubChannelLayer."
+            ),
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from django.utils.translation import gettext as _
+
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor.finding import CRITICAL, INFO, WARNING, Finding
@@ -30,9 +32,9 @@ def reachable() -> Iterator[Finding]:
         yield Finding(
             code="redis_away",
             severity=CRITICAL,
-            symptom="Redis is out of reach, or takes no writes. Reads build from the source; changes only mark.",
+            symptom=_("Redis is out of reach, or takes no writes. Reads build from the source; changes only mark."),
             evidence={"error": str(error), "url": inspect.safe_url(settings.REDIS_URL)},
-            remedy=(
+            remedy=_(
                 "Bring it back, or correct VISIBILITY['REDIS_URL']. A replica that refuses writes: point the URL at the primary "
                 "(sentinel://… follows it). Nothing is lost meanwhile; the maintenance loop catches up."
             ),
@@ -48,9 +50,10 @@ def eviction() -> Iterator[Finding]:
             yield Finding(
                 code="eviction_policy",
                 severity=WARNING if limit == 0 else CRITICAL,
-                symptom=f"Redis may evict keys (maxmemory-policy {policy}): watches end early, queued RQ jobs vanish.",
+                symptom=_("Redis may evict keys (maxmemory-policy %(policy)s): watches end early, queued RQ jobs vanish.")
+                % {"policy": policy},
                 evidence={"maxmemory_policy": policy, "maxmemory": limit},
-                remedy="Set maxmemory-policy noeviction, and give a cache that wants eviction a Redis of its own.",
+                remedy=_("Set maxmemory-policy noeviction, and give a cache that wants eviction a Redis of its own."),
             )
             return
 
@@ -63,9 +66,10 @@ def memory() -> Iterator[Finding]:
             yield Finding(
                 code="memory_full",
                 severity=CRITICAL if used >= limit else WARNING,
-                symptom=f"Redis has used {used / limit:.0%} of its memory; when it is full it refuses writes.",
+                symptom=_("Redis has used %(share)s of its memory; when it is full it refuses writes.")
+                % {"share": f"{used / limit:.0%}"},
                 evidence={"used_memory": used, "maxmemory": limit},
-                remedy="Raise maxmemory, shorten the ttl of the largest data types, or lower LIMITS['snapshot_bytes'].",
+                remedy=_("Raise maxmemory, shorten the ttl of the largest data types, or lower LIMITS['snapshot_bytes']."),
             )
 
 
@@ -76,9 +80,9 @@ def immortal_keys() -> Iterator[Finding]:
         yield Finding(
             code="immortal_keys",
             severity=WARNING,
-            symptom="Some keys of this app have no lifetime: locks or leases that can never end by themselves.",
+            symptom=_("Some keys of this app have no lifetime: locks or leases that can never end by themselves."),
             evidence={"sample": SAMPLE, "found": len(immortal), "keys": sorted(immortal)[:5]},
-            remedy=(
+            remedy=_(
                 "Every script of this app sets lifetimes, so something else wrote or restored them (PERSIST, a restore without "
                 "TTLs, another app with the same PREFIX). Delete them: all of the soft state is rebuilt."
             ),
@@ -94,9 +98,14 @@ def clock_skew() -> Iterator[Finding]:
         yield Finding(
             code="clock_skew",
             severity=WARNING,
-            symptom=f"This machine's clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the Redis server's.",
+            symptom=(
+                _("This machine's clock is %(seconds)s s ahead of the Redis server's.")
+                if skew > 0
+                else _("This machine's clock is %(seconds)s s behind the Redis server's.")
+            )
+            % {"seconds": f"{abs(skew):.1f}"},
             evidence={"seconds": round(skew, 3)},
-            remedy=(
+            remedy=_(
                 "Run NTP on both. Leases and claims are safe (the Redis clock alone decides), but freshness figures and the "
                 "order of events are read from machine clocks and are off by as much."
             ),
@@ -111,9 +120,9 @@ def named_locks() -> Iterator[Finding]:
         yield Finding(
             code="locks_ended",
             severity=WARNING,
-            symptom=f"{len(ended)} named locks ended by time in the last ten minutes, not by their holders.",
+            symptom=_("%(n)s named locks ended by time in the last ten minutes, not by their holders.") % {"n": len(ended)},
             evidence={"locks": [[one.name, round(-one.left)] for one in ended[-5:]], "held": held.total - len(ended)},
-            remedy=(
+            remedy=_(
                 "The holder died, or its work took longer than the lock: give visibility.lock more seconds, or extend() it on "
                 "the way, and let what is written refuse a lower fence. The locks are free; nothing has to be cleaned up."
             ),
@@ -123,13 +132,14 @@ def named_locks() -> Iterator[Finding]:
         yield Finding(
             code="locks_held_long",
             severity=WARNING if any(one.endless for one in old) else INFO,
-            symptom=f"{len(old)} named locks are held for more than {LONG_HELD / 60:.0f} minutes or will never end.",
+            symptom=_("%(n)s named locks are held for more than %(minutes)s minutes or will never end.")
+            % {"n": len(old), "minutes": f"{LONG_HELD / 60:.0f}"},
             evidence={
                 "locks": [
                     [one.name, one.owner, round(one.age or 0), "never" if one.endless else round(one.left)] for one in old[:5]
                 ]
             },
-            remedy=(
+            remedy=_(
                 "Look at the holder (host and process id are in the evidence). If it is gone, the lock ends by itself unless its "
                 "lifetime was taken away (PERSIST): then delete the key lock:<name>."
             ),
@@ -143,7 +153,7 @@ def dead_leases() -> Iterator[Finding]:
         yield Finding(
             code="dead_leases",
             severity=WARNING,
-            symptom="Leases ended long ago and nobody announced it: became_hidden was not sent, indexes grow.",
+            symptom=_("Leases ended long ago and nobody announced it: became_hidden was not sent, indexes grow."),
             evidence={"older_than_seconds": 2 * settings.TTL, "by_type": late},
-            remedy="Run visibility_maintain (or visibility_worker, which has the loop inside) and leave it running.",
+            remedy=_("Run visibility_maintain (or visibility_worker, which has the loop inside) and leave it running."),
         )

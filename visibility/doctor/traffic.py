@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from django.utils.translation import gettext as _
+
 from visibility.datatypes import registry
 from visibility.doctor.finding import CRITICAL, WARNING, Finding
 from visibility.insight import history
@@ -33,7 +35,10 @@ def stampede(figures: Figures) -> Iterator[Finding]:
         yield Finding(
             code="stampede",
             severity=WARNING,
-            symptom=f"Readers crowd at missing or stale snapshots of {name!r}: {waits} waits for {builds} builds in ten minutes.",
+            symptom=_(
+                "Readers crowd at missing or stale snapshots of '%(name)s': %(waits)s waits for %(builds)s builds in ten minutes."
+            )
+            % {"name": name, "waits": waits, "builds": builds},
             evidence={
                 "data_type": name,
                 "waits": waits,
@@ -45,7 +50,7 @@ def stampede(figures: Figures) -> Iterator[Finding]:
                 "ttl": data_type.ttl,
                 "soft_ttl": data_type.soft_ttl,
             },
-            remedy=(
+            remedy=_(
                 "Each build ran once, but its readers waited. Let soft_ttl end well before ttl so that refreshes run behind, "
                 "keep jitter above 0 so that keys do not expire together, set active_window so that what is read stays hot, "
                 "or make the build faster."
@@ -63,9 +68,10 @@ def refused_writes(figures: Figures) -> Iterator[Finding]:
             yield Finding(
                 code="doubled_builds",
                 severity=WARNING,
-                symptom=f"{refused} builds of {name!r} came too late in ten minutes: somebody else had built it meanwhile.",
+                symptom=_("%(n)s builds of '%(name)s' came too late in ten minutes: somebody else had built it meanwhile.")
+                % {"n": refused, "name": name},
                 evidence={"data_type": name, "refused": refused, "builds": builds, "claims_lost": figures.total("claims_lost")},
-                remedy=(
+                remedy=_(
                     "Nothing old was stored. Workers lose their claims: raise BUILD_LEASE above the pauses they have (garbage "
                     "collection, swapping, a starved container), and look for workers that were stopped."
                 ),
@@ -81,9 +87,10 @@ def failing_builds(figures: Figures) -> Iterator[Finding]:
             yield Finding(
                 code="failing_builds",
                 severity=CRITICAL if failed > builds else WARNING,
-                symptom=f"{failed} of {failed + builds} builds of {name!r} failed in ten minutes.",
+                symptom=_("%(n)s of %(of)s builds of '%(name)s' failed in ten minutes.")
+                % {"n": failed, "of": failed + builds, "name": name},
                 evidence={"data_type": name, "failed": failed, "builds": builds},
-                remedy="The log of visibility has the tracebacks, the quarantine in the admin the last error of each.",
+                remedy=_("The log of visibility has the tracebacks, the quarantine in the admin the last error of each."),
             )
 
 
@@ -94,7 +101,7 @@ def dropped_counts(figures: Figures) -> Iterator[Finding]:
         yield Finding(
             code="counts_dropped",
             severity=WARNING,
-            symptom=f"{dropped} counts were dropped: the buffer of a process was full.",
+            symptom=_("%(n)s counts were dropped: the buffer of a process was full.") % {"n": dropped},
             evidence={"dropped": dropped},
-            remedy="Redis was away for long, or a metric has too many label values. Figures of that time are too low.",
+            remedy=_("Redis was away for long, or a metric has too many label values. Figures of that time are too low."),
         )

@@ -273,7 +273,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
     Counter.objects.bulk_create([Counter(name=key, value=n) for n, key in enumerate(keys)], batch_size=5_000)
     with lanes(bound=bound, batch=batch, idle=0.01):
         for start in range(0, total, 10_000):
-            leases.renew([leases.Watch(f"counter:{key}", "1/tab", "watch", 600) for key in keys[start : start + 10_000]])
+            leases.renew([leases.Watch(f"counter:{key}", "1/tab", "watch", 36_000) for key in keys[start : start + 10_000]])
         deepest = 0
 
         def measure(name: str) -> None:
@@ -295,7 +295,7 @@ def flood(total: int, bound: int, batch: int, chunk: int) -> None:
                 drain()
                 return not levels.lane_state("hot").pending and not dirty.oldest("counter", 1)
 
-            wait_for(quiet, 60 + total / 200, "all right in the end")
+            wait_for(quiet, 60 + total / 20, "all right in the end")
         finally:
             points.hook = None
         assert 0 < deepest <= bound
@@ -314,7 +314,7 @@ def test_a_flood_of_distinct_resources_keeps_the_bound_and_loses_none(transactio
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
+@pytest.mark.timeout(7_200)
 def test_a_flood_of_many_against_a_bound_of_a_thousand(transactional_db: None) -> None:
     total = size("VISIBILITY_FLOOD", 10_000, 100_000)
     flood(total, bound=1_000, batch=200, chunk=2_000)

@@ -32,7 +32,10 @@ def machine(redis: redis_py.Redis, settings: Any, monkeypatch: pytest.MonkeyPatc
 FOUND: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
     "what the last round promotes is built, too": [("watch", ("a", "1/one")), ("shed", ("a",)), ("flush", ())],
     "a watcher comes between the gate's look and its mark": [
-        ("watch", ("a", "1/one")), ("leave", ("a", "1/one")), ("change_interrupted", ("a", "gate.looked", ("watch", "a"))),
+        ("look", ("a",)), ("change_interrupted", ("a", "gate.looked", ("watch", "a"))), ("look", ("a",)),
+    ],
+    "a read has looked when another one builds and clears the mark": [
+        ("look", ("a",)), ("change", ("a",)), ("look_interrupted", ("a", "read.looked", ("look", "a"))),
     ],
     "a change comes while the build has read the source": [
         ("watch", ("a", "1/one")), ("change", ("a",)), ("drain_interrupted", ("build.read", ("change", "a"))),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import override_settings
 
 from tests.conftest import Live
@@ -287,3 +288,31 @@ def test_a_paused_redis_is_waited_out(live: Live, probes: Path, own_redis: serve
     wait_for(lambda: redis.ping(), 5)
     ask("a", 2)
     wait_for(lambda: stored() == {"value": 2}, 40)
+
+
+def test_a_workers_connection_serves_job_after_job(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `CONN_MAX_AGE` 0 each job would open its own. One that the server has closed is noticed before it is used."""
+    for name, value in {"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False}.items():
+        monkeypatch.setitem(connection.settings_dict, name, value)
+    connection.close()
+    try:
+        workers.keep_connections()
+        assert recompute.drain("hot") == 0
+        connection.ensure_connection()
+        kept = connection.connection
+        assert recompute.drain("hot") == 0
+        assert connection.connection is kept
+        if connection.vendor == "postgresql":
+            kept.close()
+            assert recompute.drain("hot") == 0
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            assert connection.connection is not kept
+    finally:
+        connection.close()
+
+
+def test_a_database_with_an_age_of_its_own_keeps_it(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 7)
+    workers.keep_connections()
+    assert connection.settings_dict["CONN_MAX_AGE"] == 7

@@ -41,6 +41,8 @@ REDIS_WAIT = 5.0
 MAX_DELAY = 30.0
 PR_SET_PDEATHSIG = 1
 LOST_PARENT = 3
+# A worker's connection to a database that keeps none serves for so many seconds: a new one costs as much as a small batch.
+KEPT_SECONDS = 60
 
 
 def lane_counts(options: Iterable[str]) -> dict[str, int]:
@@ -93,8 +95,17 @@ def make_worker(lane: str, worker_class: str = SIMPLE) -> BaseWorker:
     return worker
 
 
+def keep_connections() -> None:
+    """For this process: connections of databases with `CONN_MAX_AGE` 0 serve job after job, and are checked before each."""
+    for alias in connections:
+        own = connections[alias].settings_dict
+        if own["CONN_MAX_AGE"] == 0:
+            own.update(CONN_MAX_AGE=KEPT_SECONDS, CONN_HEALTH_CHECKS=True)
+
+
 def work_lane(lane: str, worker_class: str = SIMPLE) -> None:
     """Work on a lane until told to stop. A Redis outage is waited out, with a back-off; RQ itself gives up on some of them."""
+    keep_connections()
     asked = threading.Event()
     delay = FIRST_DELAY
     while not asked.is_set():

@@ -1,15 +1,15 @@
 """B4: from a commit to the frame at a socket client, against a plain RQ job that does the same build and a bare `group_send`.
 
-Ours: a model is saved; when the transaction commits, the gate finds the resource watched and wakes its lane; a `visibility_worker`
-(a SimpleWorker, the maintenance loop in its parent) claims, builds, stores and publishes; the server process fetches and sends.
-Theirs: a job is enqueued on commit; a SimpleWorker builds the same data and calls `group_send`; an AsyncJsonWebsocketConsumer sends
-it on. The time runs from just before the COMMIT (of ours, one with an outbox row in it) to the frame in a client of the `websockets`
-library; the save itself is before. Each side has an ASGI server and a worker of its own, all alive at the same time; both work on
-the same Redis and database, one update of each by turns, and the next begins only after a pause.
+Ours: a model is saved; when the transaction commits, the gate finds the resource watched and wakes its lane; a
+`visibility_worker` (a SimpleWorker, the maintenance loop in its parent) claims, builds, stores and publishes; the server process
+fetches and sends. Theirs: a job is enqueued on commit; a SimpleWorker builds the same data and calls `group_send`; an
+AsyncJsonWebsocketConsumer sends it on. The time runs from just before the COMMIT (ours has an outbox row in it) to the frame in a
+client of the `websockets` library; the save itself is before. Each side has an ASGI server and a worker of its own, all alive at
+the same time, on one Redis and one database. Their updates come one by one, always in the same order, with a pause after each.
 
-Two paces, because a drain that has emptied its lane waits `idle` = 0.25 s for more. *Apart*: more than that between two changes, so
-that each takes an RQ job, as theirs does. *Close*: less, so that most are served by the drain that waits. Both are slower than the
-coalesce window of the type (0.05 s): each change is a leading edge, which is built at once; the window adds nothing.
+Two paces, because a drain that has emptied its lane waits `idle` = 0.25 s for more. *Apart*: more than that between two changes,
+so that each takes an RQ job, as theirs does. *Close*: less, so that most are served by the drain that waits. Both are slower than
+the coalesce window of the type (0.05 s): each change is a leading edge, which is built at once; the window adds nothing.
 
 Theirs tells the group with `async_to_sync`, as in Channels' documentation, which opens a connection to Redis a call. A third side
 keeps that connection in a thread with an event loop; it is shown, and does not count.
@@ -36,7 +36,7 @@ from tests.benchmarks.stage import Stage, cpu_of
 from tests.support import servers
 
 # Seconds between one update and the next; a side comes every third time.
-PACES = {"apart": 0.15, "close": 0.03}
+PACES = {"apart": 0.12, "close": 0.03}
 SAMPLES = 300
 PERCENTS = (50, 99)
 WARM = 3
@@ -107,8 +107,8 @@ class Both:
         for n in range(-WARM, samples):
             if n == 0:
                 used = self._cpu(our_worker, bare_worker)
-            for name in chance.sample(list(sides), len(sides)):
-                seconds = sides[name]()
+            for name, side in sides.items():
+                seconds = side()
                 if n >= 0:
                     took[name].append(seconds)
                 time.sleep(PACES[pace] * chance.uniform(0.8, 1.2))

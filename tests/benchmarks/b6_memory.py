@@ -4,11 +4,11 @@ Memory is what belongs to the process alone (private pages, `/proc/PID/smaps_rol
 the more processes there are. Each side has a server process of its own. Both open sockets by turns, step by step; of each step
 the bytes per socket are taken once the process has come to rest, and the first step, which also pays for imports, is not counted.
 
-Two of our sockets are compared, and both count. *Watching* is what a tab is: a user who is logged in, presence, and three watches,
-two of the user's own (`feed`, `badge`) and one that all share. *Present* has the user and presence only. The other side is always
-the least that Channels offers: no user, no session, no group. What anybody would write instead knows its user and is in some
-groups, so the comparison is a harder one than the choice that a project has. No client offers compression: its buffers (hundreds
-of kilobytes a socket) would hide what is compared.
+Two of our sockets are compared, and both count. *Watching* is what a tab is: a user who is logged in, presence, and three
+watches, two of the user's own (`feed`, `badge`) and one that all share. *Present* has the user and presence only. The other side
+is always the least that Channels offers: no user, no session, no group. What anybody would write instead knows its user and is in
+some groups, so the comparison is a harder one than the choice that a project has. No client offers compression: its buffers
+(hundreds of kilobytes a socket) would hide what is compared.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ def main(name: str, database: str, size: str, file: str) -> None:
             found["versions"] = stage.versions()
             for part in run(entry.where, stage):
                 found["parts"].append(part.as_json())
+                entry.check(part)
     except BaseException as error:
         # pytest's Skipped is one: `need` says with it what this machine lacks.
         found["error"] = f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
 """Very many websocket clients that cost next to nothing: raw sockets in one thread, read by epoll.
 
     with Crowd(site.port, "/ws/visibility/") as crowd:
-        crowd.open(1_000, cookie=…); crowd.say({"op": "ping"}); crowd.expect(b'"pong"', 10)
+        crowd.open(1_000); crowd.say({"op": "ping"}); crowd.expect(b'"pong"', 10)
 
-They offer no compression, as a browser would: its buffers are the server's, not the consumer's, and would make every ratio tend to 1.
+They offer no compression, as a browser would: its buffers are the server's, not the consumer's, and would hide the rest.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _waited_since(row: Claimed, marks: Marks) -> int:
 def _settle(
     data_type: DataType, lane: str, owned: Claim, keys: Mapping[str, Claimed], seen: Mapping[str, Marks], out: dict[str, Built]
 ) -> None:
-    name, window = data_type.name, pressure.window(data_type)
+    name = data_type.name
     good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
     moved = dirty.clear(name, good) if good else set()
     if data_type.hidden is Hidden.SUMMARISE:
@@ -196,6 +196,8 @@ def _settle(
     reach("build.cleared")
     _publish([(keys[key].resource, int(owned.token)) for key in good])
     reach("build.pushed")
+    # Asked for after the push: somebody waits for that, and the answer may take a trip to Redis.
+    window = pressure.window(data_type)
     ends = [Done(keys[key], "keep" if key in moved else "trust", window) for key in good]
     # A claim that was lost, or a store that was refused: who took over answers for it; if nobody did, it is due again.
     ends += [Done(row, "back", window) for key, row in keys.items() if key not in good and out[row.resource].error is None]

@@ -14,14 +14,13 @@ some groups, so the comparison is a harder one than the choice that a project ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 
 from tests.benchmarks import live
-from tests.benchmarks.crowd import Crowd
-from tests.benchmarks.harness import Part, by_turns, say
+from tests.benchmarks.crowd import AT_ONCE, Crowd
+from tests.benchmarks.harness import Part, Turns, say
 from tests.benchmarks.stage import Stage
 
 SOCKETS, STEPS = 2_000, 4
@@ -40,53 +39,52 @@ def measure(stage: Stage) -> Iterator[Part]:
     steps = STEPS if stage.size.factor >= 0.1 else 1
     people = live.visitors(step * (steps + 1))
     for kind in live.kinds(stage.size):
-        for what, watches in {"watching": True, "present": False}.items():
-            say(f"  {kind}, {what}")
-            with ExitStack() as stack:
-                ours = _ours(stack, kind, people, step, watches=watches)
-                bare = _bare(stack, kind, step, "/ws/bare/")
-                turns = by_turns(ours, bare, steps, seconds=300)
-            yield turns.cost(f"bytes per socket, {what}, {kind}", 1.2, "AsyncJsonWebsocketConsumer", sockets=step * steps)
+        took: dict[str, list[float]] = {}
+        with ExitStack() as stack:
+            sides = {name: Side(stack, kind, name) for name in ("watching", "present", "bare")}
+            for n in range(steps + 1):
+                say(f"  {kind}, {(n + 1) * step} sockets a side")
+                for name in sides if n % 2 else reversed(sides):
+                    cost = sides[name].grow(people[n * step : (n + 1) * step], sides.values())
+                    if n:
+                        took.setdefault(name, []).append(cost)
+        for name in ("watching", "present"):
+            turns = Turns(took[name], took["bare"])
+            yield turns.cost(f"bytes per socket, {name}, {kind}", 1.2, "AsyncJsonWebsocketConsumer", sockets=step * steps)
 
 
-def _ours(stack: ExitStack, kind: str, people: list[live.Visitor], step: int, *, watches: bool) -> Callable[[], float]:
-    site = stack.enter_context(live.asgi(kind))
-    crowd = stack.enter_context(Crowd(site.port, "/ws/visibility/"))
-    come = iter(people)
+class Side:
+    """One server process and its clients, which are `watching`, `present` or `bare`."""
 
-    def side() -> float:
-        before = private_bytes(site.process.pid)
-        some = list(islice(come, step))
-        new = crowd.open(step, [one.cookie for one in some])
-        if watches:
-            for member, one in zip(new, some, strict=True):
-                names = [f"feed:{one.pk}", f"badge:{one.pk}", "counter:all"]
-                crowd.say({"op": "watch", "id": 1, "resources": names}, [member])
-            crowd.expect(b'"watched"', 120, new)
-        return (_rested(crowd, site.process.pid) - before) / step
+    def __init__(self, stack: ExitStack, kind: str, name: str) -> None:
+        self.name = name
+        self.site = stack.enter_context(live.asgi(kind))
+        self.crowd = stack.enter_context(Crowd(self.site.port, "/ws/bare/" if name == "bare" else "/ws/visibility/"))
 
-    return side
+    def grow(self, people: Sequence[live.Visitor], sides: Iterable[Side]) -> float:
+        """Open a socket for each of these; answers the bytes that one cost. All sides' clients are kept alive meanwhile."""
+        pid = self.site.process.pid
+        before = private_bytes(pid)
+        for start in range(0, len(people), AT_ONCE):
+            part = people[start : start + AT_ONCE]
+            new = self.crowd.open(len(part), [one.cookie for one in part] if self.name != "bare" else [""])
+            if self.name == "watching":
+                for member, one in zip(new, part, strict=True):
+                    names = [f"feed:{one.pk}", f"badge:{one.pk}", "counter:all"]
+                    self.crowd.say({"op": "watch", "id": 1, "resources": names}, [member])
+                self.crowd.expect(b'"watched"', 60, new)
+            for side in sides:
+                side.crowd.keep()
+        return (self._rested() - before) / len(people)
 
-
-def _bare(stack: ExitStack, kind: str, step: int, path: str) -> Callable[[], float]:
-    site = stack.enter_context(live.asgi(kind))
-    crowd = stack.enter_context(Crowd(site.port, path))
-
-    def side() -> float:
-        before = private_bytes(site.process.pid)
-        crowd.open(step)
-        return (_rested(crowd, site.process.pid) - before) / step
-
-    return side
-
-
-def _rested(crowd: Crowd, pid: int) -> int:
-    """The process's memory after a heartbeat of all, once it has not changed for a second."""
-    crowd.say({"op": "ping", "have": {}})
-    ends, now = time.monotonic() + 30, private_bytes(pid)
-    while time.monotonic() < ends:
-        crowd.idle(1.2)
-        before, now = now, private_bytes(pid)
-        if abs(now - before) < 65_536:
-            break
-    return now
+    def _rested(self) -> int:
+        """The process's memory after a heartbeat of all, once it does not change for a second."""
+        pid = self.site.process.pid
+        self.crowd.say({"op": "ping", "have": {}})
+        ends, now = time.monotonic() + 15, private_bytes(pid)
+        while time.monotonic() < ends:
+            self.crowd.idle(1.2)
+            before, now = now, private_bytes(pid)
+            if abs(now - before) < 65_536:
+                break
+        return now

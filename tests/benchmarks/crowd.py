@@ -18,6 +18,7 @@ from typing import Any, Self
 
 # Handshakes under way at once.
 AT_ONCE = 50
+KEEP = 10.0
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
@@ -37,6 +38,7 @@ class Crowd:
         self.port, self.path = port, path
         self.members: dict[int, Member] = {}
         self._epoll = select.epoll()
+        self._kept = time.monotonic()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -117,6 +119,13 @@ class Crowd:
         while (left := ends - time.monotonic()) > 0:
             for number, _ in self._epoll.poll(left, 2000):
                 self._read(number)
+
+    def keep(self) -> None:
+        """What keeps a tab's connection alive, at most every ten seconds: a heartbeat, and answers to the server's pings."""
+        if time.monotonic() - self._kept >= KEEP:
+            self._kept = time.monotonic()
+            self.say({"op": "ping", "have": {}})
+            self.idle(0.1)
 
     def _read(self, number: int) -> list[bytes]:
         member = self.members[number]

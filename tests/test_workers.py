@@ -312,7 +312,11 @@ def test_a_workers_connection_serves_job_after_job(transactional_db: None, monke
         connection.close()
 
 
-def test_a_database_with_an_age_of_its_own_keeps_it(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 7)
+@pytest.mark.parametrize(("age", "options"), [(7, {}), (None, {}), (0, {"pool": True})])
+def test_a_database_that_is_kept_or_pooled_by_its_settings_is_left_alone(
+    db: None, monkeypatch: pytest.MonkeyPatch, age: int | None, options: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", age)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
     workers.keep_connections()
-    assert connection.settings_dict["CONN_MAX_AGE"] == 7
+    assert connection.settings_dict["CONN_MAX_AGE"] == age

@@ -96,10 +96,13 @@ def make_worker(lane: str, worker_class: str = SIMPLE) -> BaseWorker:
 
 
 def keep_connections() -> None:
-    """For this process: connections of databases with `CONN_MAX_AGE` 0 serve job after job, and are checked before each."""
+    """For this process: connections of databases with `CONN_MAX_AGE` 0 serve job after job, and are checked before each.
+
+    Django's own pool refuses to be kept so, and gives connections back without closing them anyway.
+    """
     for alias in connections:
         own = connections[alias].settings_dict
-        if own["CONN_MAX_AGE"] == 0:
+        if own["CONN_MAX_AGE"] == 0 and not own["OPTIONS"].get("pool"):
             own.update(CONN_MAX_AGE=KEPT_SECONDS, CONN_HEALTH_CHECKS=True)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,9 +315,10 @@ def test_a_workers_connection_serves_job_after_job(transactional_db: None, monke
 
 @pytest.mark.parametrize(("age", "options"), [(7, {}), (None, {}), (0, {"pool": True})])
 def test_a_database_that_is_kept_or_pooled_by_its_settings_is_left_alone(
-    db: None, monkeypatch: pytest.MonkeyPatch, age: int | None, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, age: int | None, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", age)
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    given = {"CONN_MAX_AGE": age, "CONN_HEALTH_CHECKS": False, "OPTIONS": options}
+    own = dict(given)
+    monkeypatch.setattr(workers, "connections", {"default": SimpleNamespace(settings_dict=own)})
     workers.keep_connections()
-    assert connection.settings_dict["CONN_MAX_AGE"] == age
+    assert own == given

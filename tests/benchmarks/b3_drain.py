@@ -2,8 +2,9 @@
 
 Both sides build the same resources (`counter`, one indexed row) with the same worker class, in burst mode; putting the work into
 Redis is outside the time on both, and so are a worker's start and end: at the end RQ waits for the thread that listens for
-commands, now for nothing, now for a whole second. The drain, in batches of 200, does all that it always does: marks read, snapshots
-stored under a fence, claims ended, watchers told over the channel layer. The plain job builds and stores, and tells nobody.
+commands, now for nothing, now for a whole second. The drain, in batches of 200, does all that it always does: marks are read,
+snapshots stored under a fence, claims ended, watchers told over the channel layer. The plain job builds and stores, and tells
+nobody.
 """
 
 from __future__ import annotations

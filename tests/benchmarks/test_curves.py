@@ -14,6 +14,8 @@ from tests.benchmarks.curves.core import Curve, Figures, Series, by_turns, dump,
 from tests.benchmarks.curves.svg import Axis, draw, short
 from tests.benchmarks.soak.judge import judge, second_half, table
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
 
 def curve(*points: tuple[float, float], name: str = "c", line: str = "a") -> Curve:
     return Curve(name=name, title="A <title>", x="n", y="ms", how="by hand", series=[Series(name=line, points=list(points))])
@@ -144,7 +146,8 @@ def test_a_run_that_ended_at_once_is_judged_without_an_error() -> None:
 
 
 COSTS = scale.Costs(
-    socket_bytes=2**15, beat_process=100, beat_redis=50, push=10, event_application=500, event_database=200, event_redis=20,
+    sockets=10_000, together_application=50, together_database=20, together_redis=2, socket_bytes=2**15,
+    beat_process=100, beat_redis=50, push=10, event_application=500, event_database=200, event_redis=20,
     event_bytes=1_000, build_worker=300, build_database=50, build_redis=40, resource_bytes=1_000, session_bytes=600,
 )  # fmt: skip
 
@@ -157,8 +160,11 @@ def test_needs_are_reckoned_from_costs() -> None:
     assert found["memory of ASGI, GiB"] == pytest.approx(200_000 / 2**15)
     assert found["workers"] == 2
     assert found["cores of Redis"] == pytest.approx((0.5 + 0.02 + 0.08) * 2)
-    assert found["cores where events are written"] == pytest.approx(1)
+    assert found["cores that write events"] == pytest.approx(1)
+    assert found["the same, 100 together"] == pytest.approx(0.1)
     assert found["cores of the database"] == pytest.approx((0.2 + 0.1) * 2)
+    assert found["cores of the database, events 100 together"] == pytest.approx((0.02 + 0.1) * 2)
+    assert found["the same, events 100 together"] == pytest.approx((0.5 + 0.002 + 0.08) * 2)
     assert found["event rows a day, GiB"] == pytest.approx(86_400_000_000 / 2**30)
 
 
@@ -166,3 +172,15 @@ def test_processor_time_may_need_more_processes_than_sockets_do() -> None:
     load = scale.Load(name="", sessions=10_000, events=0, hot=10_000, reach=10, resources=0)
     # 500 heartbeats are 0.05 cores, 100,000 pushes 1 core; half is used of each.
     assert scale.need(load, COSTS)["ASGI processes"] == 3
+
+
+def test_the_scaling_page_says_what_its_figures_say() -> None:
+    page = (DOCS / "scaling.md").read_text()
+    results = scale.load(DOCS / "images" / "curves.json")
+    assert scale.fill(page, results) == page
+    assert page.count("<!-- end -->") == 5
+    for name, one in results.items():
+        if isinstance(one, Curve):
+            picture = (DOCS / "images" / f"curve-{name}.svg").read_text()
+            assert picture == draw(one)
+            assert f"images/curve-{name}.svg" in page

@@ -24,14 +24,15 @@ from tests.benchmarks.harness import number
 ROOT = Path(__file__).resolve().parents[3]
 FILE, PAGE = ROOT / "docs" / "images" / "curves.json", ROOT / "docs" / "scaling.md"
 HEARTBEAT = 20.0
-# A core that is busy half of the time answers soon; a process is full at ten thousand sockets, as far as it was measured.
-BUSY, SOCKETS = 0.5, 10_000
+# A core that is busy half of the time answers soon.
+BUSY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Microseconds of processor time, and bytes. Each names the curve and the point that it is read from in `costs`."""
 
+    sockets: float
     socket_bytes: float
     beat_process: float
     beat_redis: float
@@ -39,6 +40,9 @@ class Costs:
     event_application: float
     event_database: float
     event_redis: float
+    together_application: float
+    together_database: float
+    together_redis: float
     event_bytes: float
     build_worker: float
     build_database: float
@@ -75,13 +79,20 @@ def need(load: Load, costs: Costs) -> dict[str, float]:
     beats = load.sessions / HEARTBEAT
     sockets = beats * costs.beat_process + load.hot * load.reach * costs.push
     return {
-        "ASGI processes": math.ceil(max(load.sessions / SOCKETS, cores(sockets))),
+        "ASGI processes": math.ceil(max(load.sessions / costs.sockets, cores(sockets))),
         "memory of ASGI, GiB": load.sessions * costs.socket_bytes / 2**30,
         "workers": math.ceil(cores(load.hot * costs.build_worker)),
         "cores of Redis": cores(beats * costs.beat_redis + load.events * costs.event_redis + load.hot * costs.build_redis),
+        "the same, events 100 together": cores(
+            beats * costs.beat_redis + load.events * costs.together_redis + load.hot * costs.build_redis
+        ),
         "memory of Redis, GiB": (load.sessions * costs.session_bytes + load.resources * costs.resource_bytes) / 2**30,
-        "cores where events are written": cores(load.events * costs.event_application),
+        "cores that write events": cores(load.events * costs.event_application),
+        "the same, 100 together": cores(load.events * costs.together_application),
         "cores of the database": cores(load.events * costs.event_database + load.hot * costs.build_database),
+        "cores of the database, events 100 together": cores(
+            load.events * costs.together_database + load.hot * costs.build_database
+        ),
         "event rows a day, GiB": load.events * 86_400 * costs.event_bytes / 2**30,
     }
 
@@ -110,6 +121,7 @@ def costs(results: Mapping[str, Result]) -> Costs:
         return next(value for what, value, *_ in found.rows if what == name)
 
     return Costs(
+        sockets=points("sockets-memory", "uvicorn")[-1][0],
         socket_bytes=rise(points("sockets-memory", "uvicorn")) * 2**20,
         beat_process=at("sockets-heartbeat", "uvicorn, the process"),
         beat_redis=at("sessions", "Redis"),
@@ -117,6 +129,9 @@ def costs(results: Mapping[str, Result]) -> Costs:
         event_application=at("events", "application", 1.0),
         event_database=at("events", "database", 1.0),
         event_redis=at("events", "Redis", 1.0),
+        together_application=at("events", "application", 100.0),
+        together_database=at("events", "database", 100.0),
+        together_redis=at("events", "Redis", 100.0),
         event_bytes=row("PostgreSQL: an event"),
         build_worker=at("builds", "worker", 100.0),
         build_database=at("builds", "database", 100.0),
@@ -127,6 +142,7 @@ def costs(results: Mapping[str, Result]) -> Costs:
 
 
 SOURCES = {
+    "sockets": ("the most sockets that were measured in one process", "", "sockets-memory, uvicorn, last point"),
     "socket_bytes": ("memory of an ASGI process for one more socket with two watches", "bytes", "sockets-memory, uvicorn, rise"),
     "beat_process": ("a heartbeat of one socket, in its process", "µs", "sockets-heartbeat, uvicorn, last point"),
     "beat_redis": ("a heartbeat of a session with three watches, in Redis", "µs", "sessions, Redis, last point"),
@@ -134,10 +150,17 @@ SOURCES = {
     "event_application": (
         "an event that nobody watches, where it is written, its own save included",
         "µs",
-        "events, at 1",
+        "events, application, at 1",
     ),
     "event_database": ("the same, in PostgreSQL", "µs", "events, database, at 1"),
     "event_redis": ("the same, in Redis", "µs", "events, Redis, at 1"),
+    "together_application": (
+        "an event of 100 in a transaction, where it is written",
+        "µs",
+        "events, application, at 100",
+    ),
+    "together_database": ("the same, in PostgreSQL", "µs", "events, database, at 100"),
+    "together_redis": ("the same, in Redis", "µs", "events, Redis, at 100"),
     "event_bytes": ("an event's row with its indexes", "bytes", "memory, PostgreSQL"),
     "build_worker": ("one resource of a drain, in the worker, besides your build", "µs", "builds, worker, at 100"),
     "build_database": ("the same, in PostgreSQL", "µs", "builds, database, at 100"),
@@ -149,11 +172,11 @@ SOURCES = {
 
 def cost_table(known: Costs) -> str:
     """The costs, what they are, and where they come from."""
-    rows = [
-        f"| `{name}` | {number(getattr(known, name))} {unit} | {what} | {where} |"
-        for name, (what, unit, where) in SOURCES.items()
-    ]
-    return "\n".join(["| figure | value | what | curve |", "|---|---|---|---|", *rows])
+    rows = ["| figure | value | what | curve |", "|---|---|---|---|"]
+    for name, (what, unit, where) in SOURCES.items():
+        value = f"{number(getattr(known, name))} {unit}".strip()
+        rows.append(f"| `{name}` | {value} | {what} | {where} |")
+    return "\n".join(rows)
 
 
 def need_table(known: Costs, loads: Sequence[Load] = LOADS) -> str:
@@ -175,7 +198,9 @@ def limits(known: Costs) -> list[tuple[str, float, str, str]]:
         ("one Redis process", half / known.event_redis, "events a second that nobody watches", "`event_redis`"),
         ("one Redis process", half / known.build_redis, "resources built a second", "`build_redis`"),
         ("one core of the database", half / known.event_database, "events a second", "`event_database`"),
+        ("one core of the database", half / known.together_database, "events a second, 100 together", "`together_database`"),
         ("one core that writes", half / known.event_application, "events a second", "`event_application`"),
+        ("one core that writes", half / known.together_application, "events a second, 100 together", "`together_application`"),
     ]
 
 

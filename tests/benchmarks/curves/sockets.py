@@ -132,6 +132,7 @@ def _update(crowd: Crowd, site: Site) -> tuple[float, float]:
     value = int(time.time() * 1000) % 1_000_000_000
     Counter.objects.filter(name="shared").update(value=value)
     crowd.say({"op": "ping", "have": {}})
+    crowd.expect(b'"pong"', 60)
     crowd.idle(0.3)
     told: list[tuple[str, int]] = []
     with patch.object(push, "publish", told.extend):

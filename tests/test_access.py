@@ -521,6 +521,15 @@ def test_a_key_that_the_rule_cannot_bear_refuses_no_other(
         assert not may_watch(ann, "room:1")
 
 
+def test_what_is_to_be_awaited_is_no_yes(make_user: Callable[..., User], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later:
+        def __await__(self) -> Any:
+            yield
+
+    monkeypatch.setattr(type(registry.get("counter")), "can_watch", lambda self, user, key: Later())
+    assert not may_watch(make_user(), "counter:a")
+
+
 def test_a_session_of_another_user_is_over(make_user: Callable[..., User]) -> None:
     ann, bob = make_user(), make_user()
     key = session_for(bob)

@@ -209,6 +209,10 @@ def test_a_registered_type_is_found_by_name_class_and_instance() -> None:
         assert data_type_of(given_as) is the_registry.get("feed")
 
 
+async def _async(*_: Any) -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -221,6 +225,8 @@ def test_a_registered_type_is_found_by_name_class_and_instance() -> None:
         ({"hidden": "defer"}, "Hidden.DEFER"),
         ({"soft_ttl": 0}, "soft_ttl"),
         ({"soft_ttl": 301}, "at most ttl = 300"),
+        ({"can_watch": _async}, "can_watch is async"),
+        ({"build_many": _async}, "build_many is async"),
     ],
     ids=lambda value: value if isinstance(value, str) else repr(value)[:30],
 )

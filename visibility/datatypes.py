@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from visibility.conf import settings
 from visibility.exceptions import BadDeclaration, BadResource, UnknownDataType
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}\Z")
+_SYNCHRONOUS = ("build", "build_many", "can_watch", "can_watch_many", "scopes", "scopes_many", "apply")
 _BAD_KEY = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -216,7 +218,15 @@ class DataType:
 
     def can_watch_many(self, user: Any, keys: Sequence[str]) -> Iterable[Any]:
         """Those of these keys that this user may watch; override it where one query serves all. Asked in place of `can_watch`."""
-        return [key for key in keys if self.can_watch(user, key)]
+        out = []
+        for key in keys:
+            may: object = self.can_watch(user, key)
+            if isinstance(may, Awaitable):
+                # It would be taken for a yes, whatever it comes to.
+                raise TypeError(f"{self.name}.can_watch answers something to await, not yes or no")
+            if may:
+                out.append(key)
+        return out
 
     def scopes(self, key: str) -> Iterable[str] | ScopesFrom:
         """The scopes this resource depends on; needed where an audience names one."""
@@ -268,6 +278,9 @@ class Registry:
         if cls.name in self._types:
             other = type(self._types[cls.name])
             raise BadDeclaration(f"{where}: the name {cls.name!r} is taken by {other.__module__}.{other.__qualname__}")
+        for method in _SYNCHRONOUS:
+            if inspect.iscoroutinefunction(getattr(cls, method)):
+                raise BadDeclaration(f"{where}: {method} is async; it is called in a thread: write a plain def")
         instance = cls()
         if not instance.has_build:
             raise BadDeclaration(f"{where}: data type {cls.name!r} defines neither build(key) nor build_many(keys)")

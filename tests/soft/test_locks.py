@@ -112,6 +112,13 @@ def test_who_waits_in_vain_is_told_in_time() -> None:
     assert 0.2 <= time.monotonic() - started < 2
 
 
+def test_a_part_of_a_millisecond_is_one() -> None:
+    with lock(NAME, 30) as held:
+        assert held is not None
+        held.extend(0.0005)
+    assert Lock(NAME, 0.0001).acquire(wait=1)
+
+
 class TestList:
     """What the admin and the doctor know of named locks."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ class Lock:
         self._owner = f"{settings.NODE or gethostname()}:{os.getpid()}/{token_hex(16)}"
 
     def _call(self, what: str, seconds: float) -> int:
-        return int(run("lock", shard_of(self.name), what, self.name, self._owner, int(seconds * 1000)))
+        # Upwards: 0 ms would end what it is to hold.
+        return int(run("lock", shard_of(self.name), what, self.name, self._owner, math.ceil(seconds * 1000)))
 
     def acquire(self, wait: float = 0) -> bool:
         """Take the lock, trying for `wait` seconds; False if somebody else has it."""

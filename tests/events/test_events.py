@@ -272,6 +272,28 @@ def test_rows_seen_early_survive_the_rollback_of_an_inner_savepoint(transactiona
     assert marked("counter") == {"outer": 1}
 
 
+def test_rows_written_in_a_savepoint_made_by_hand_do_not_go_with_it(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Django's hooks do not hang on such a savepoint, and what was changed before it stays."""
+    from visibility.events import commit
+
+    monkeypatch.setattr(commit, "IN_MEMORY", 7)
+    monkeypatch.setattr(commit, "HELD_BACK", 5)
+    with transaction.atomic():
+        for n in range(9):
+            Counter.objects.create(name=f"c{n}")
+        by_hand = transaction.savepoint()
+        assert Event.objects.count() == 9
+        Counter.objects.create(name="undone")
+        transaction.savepoint_rollback(by_hand)
+        transaction.savepoint_commit(by_hand)
+        Counter.objects.create(name="after")
+    # A mark too many does no harm.
+    assert set(marked("counter")) >= {"after", *(f"c{n}" for n in range(9))}
+    assert Event.objects.filter(outcome="done").count() == 11
+
+
 def test_best_effort_types_pay_no_row(transactional_db: None) -> None:
     class Cheap(DataType):
         name = "cheap"

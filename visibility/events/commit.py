@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("visibility")
 HELD_BACK = 500
 IN_MEMORY = 2_000
+_SAVEPOINTS = "visibility_savepoints"
 
 
 class _Group:
@@ -102,7 +103,7 @@ def _put(connection: BaseDatabaseWrapper, group: _Group, item: Collected) -> Non
     group.items.append(item)
     if item.row is not None:
         group.held.append(item)
-        if len(group.held) >= HELD_BACK:
+        if len(group.held) >= HELD_BACK and not _by_hand(connection):
             # The savepoints of the group are the ones that are open: the rows share its fate.
             _write(connection, group.held)
             if len(group.items) > IN_MEMORY:
@@ -156,6 +157,7 @@ def _group(connection: BaseDatabaseWrapper) -> _Group:
         now, block = _Pass(), []
         hooks.insert(0, (set(), now.run, True))
         _before_commit(connection)
+        connection.__dict__[_SAVEPOINTS].clear()
     groups: dict[tuple[str, ...], _Group] = {}
     for n, sids, old in reversed(block):
         if isinstance(old, _Group):
@@ -171,10 +173,16 @@ def _group(connection: BaseDatabaseWrapper) -> _Group:
     return current
 
 
+def _by_hand(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a savepoint may be open that no atomic block stands for: its rollback takes rows away, and no event of ours."""
+    return any(sid not in connection.savepoint_ids for sid in connection.__dict__.get(_SAVEPOINTS, ()))
+
+
 def _before_commit(connection: BaseDatabaseWrapper) -> None:
-    """From now on, `commit()` on this connection writes the rows that were held back first."""
+    """From now on, `commit()` on this connection writes the rows that were held back first, and its savepoints are known."""
     if "commit" in connection.__dict__:
         return
+    made: dict[str, None] = connection.__dict__.setdefault(_SAVEPOINTS, {})
     # Not the connection itself: a cycle would keep it open until the next garbage collection.
     weak = ref(connection)
 
@@ -185,7 +193,22 @@ def _before_commit(connection: BaseDatabaseWrapper) -> None:
             reach("event.written")
             type(own).commit(own)
 
-    connection.__dict__["commit"] = commit
+    def savepoint() -> str | None:
+        own = weak()
+        sid = None if own is None else type(own).savepoint(own)
+        if sid:
+            made[sid] = None
+        return sid
+
+    def savepoint_commit(sid: str) -> None:
+        own = weak()
+        if own is not None:
+            type(own).savepoint_commit(own, sid)
+            # Those inside it end with it.
+            while sid in made:
+                made.popitem()
+
+    connection.__dict__.update(commit=commit, savepoint=savepoint, savepoint_commit=savepoint_commit)
 
 
 def _write_held(connection: BaseDatabaseWrapper) -> None:
@@ -201,7 +224,7 @@ def show(using: Iterable[BaseDatabaseWrapper] | None = None) -> None:
             continue
         for _, sids, owner in list(_own(connection.run_on_commit)):
             if isinstance(owner, _Group) and owner.held:
-                same = sids == {sid for sid in connection.savepoint_ids if sid is not None}
+                same = sids == {sid for sid in connection.savepoint_ids if sid is not None} and not _by_hand(connection)
                 _write(connection, owner.held, keep=not same)
                 if same:
                     owner.held = []

@@ -106,7 +106,9 @@ class _Fence:
         if kind is not None:
             connection.needs_rollback = self.rollback
         if sid is not None:
-            connection.savepoint_rollback(sid) if kind is not None else connection.savepoint_commit(sid)
+            if kind is not None:
+                connection.savepoint_rollback(sid)
+            connection.savepoint_commit(sid)
 
 
 def ask(

@@ -153,6 +153,7 @@ def write(connection: BaseDatabaseWrapper, rows: Sequence[Row]) -> bool:
             except BaseException:
                 if sid is not None:
                     connection.savepoint_rollback(sid)
+                    connection.savepoint_commit(sid)
                 raise
             if sid is not None:
                 connection.savepoint_commit(sid)

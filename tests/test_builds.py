@@ -27,6 +27,7 @@ from visibility.read import read
 from visibility.signals import snapshot_built
 from visibility.soft import claims, snapshots
 from visibility.soft.claims import Claim
+from visibility.soft.client import guard, line
 
 LANE = "hot"
 
@@ -102,6 +103,14 @@ def test_a_build_may_not_take_longer_than_its_limit() -> None:
         out = run_build(Type(lambda keys: time.sleep(30)), ["a", "b"], processes.time_limit)
         assert time.monotonic() - started < 5
         assert all(isinstance(value, BuildTimeout) for value in out.values())
+
+
+def test_a_limit_that_strikes_in_the_middle_of_a_command_is_not_a_redis_that_is_away(redis: redis_py.Redis) -> None:
+    with override_settings(VISIBILITY={"REDIS_URL": settings.REDIS_URL, "BUILD_TIMEOUT": 0.2}):
+        with pytest.raises(BuildTimeout), processes.time_limit(), guard():
+            line().ask("BLPOP", "nothing", 30)
+        with guard():
+            assert line().ask("ECHO", "next") == b"next"
 
 
 # --- on real parts ----------------------------------------------------------------------------------------------------

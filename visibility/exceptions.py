@@ -23,8 +23,11 @@ class BuildFailed(VisibilityError):
     """A build raised, and no snapshot is left to serve."""
 
 
-class BuildTimeout(VisibilityError, TimeoutError):
-    """A build took longer than `BUILD_TIMEOUT`."""
+class BuildTimeout(VisibilityError):
+    """A build took longer than `BUILD_TIMEOUT`.
+
+    No `TimeoutError`: raised by a signal while a client of Redis or HTTP waits, it would be taken for the server's silence.
+    """
 
 
 class BadSnapshot(VisibilityError, ValueError):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 from django.conf import settings
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
+from tests.support.servers import RedisServer
 from visibility.soft.client import line
 from visibility.soft.line import Line
 
@@ -34,6 +35,17 @@ def test_an_error_of_the_server_leaves_the_connection_in_order(redis: redis_py.R
             line().ask("INCR", "a")
         assert line().ask("GET", "a") == b"text"
     assert connections(redis) == before
+
+
+def test_a_server_that_was_demoted_is_connected_to_anew(redis: redis_py.Redis, own_redis: RedisServer) -> None:
+    before = line().ask("CLIENT", "ID")
+    redis.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(ReadOnlyError):
+            line().ask("SET", "a", "1")
+        assert line().ask("CLIENT", "ID") != before
+    finally:
+        redis.replicaof("NO", "ONE")
 
 
 def test_what_was_interrupted_is_never_answered_to_the_next(redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hiredis import pack_command
 from redis.connection import Connection, ConnectionPool
-from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError, ReadOnlyError, ResponseError
 
 # How many connections a pool may have that nobody has bounded.
 PLENTY = 65_536
@@ -52,8 +52,9 @@ class Line:
             answer = one.read_response()
             whole = not (self._moves and one.should_reconnect())
             return answer
-        except ResponseError:
-            whole = True
+        except ResponseError as error:
+            # Read-only: another server may answer at this address by now, to whoever connects anew.
+            whole = not isinstance(error, ReadOnlyError)
             raise
         except RedisConnectionError:
             # The server may have gone and come back while it lay here. The pool looks before it gives one.

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis as redis_py
 from django.utils import timezone
 
 import visibility
@@ -109,6 +110,20 @@ def test_flush_forgets_the_soft_state_and_a_heartbeat_brings_it_back(counter: Co
     assert not visibility.is_visible("counter:a")
     tab.heartbeat()
     assert visibility.is_visible("counter:a")
+
+
+def test_flush_deletes_the_keys_of_this_app_and_no_others(counter: Counter, redis: redis_py.Redis) -> None:
+    others = ["rq:worker:one", "session:7", "vis", "{vis}:mine", "{visible:0}:watchers:counter:a", "{other:0}:snap:counter:a"]
+    for name in others:
+        redis.set(name, 1)
+    redis.rpush("rq:queue:mail", "job")
+    visibility.read("counter", "a")
+    with testing.Tab(7, "counter:a"):
+        change(counter)
+        redis.mset({f"{{vis:{n % 3}}}:snap:counter:{n}": n for n in range(2_500)})
+        before = set(redis.scan_iter())
+        testing.flush()
+        assert set(redis.scan_iter()) == {name for name in before if not name.startswith("{vis:")} >= {*others, "rq:queue:mail"}
 
 
 def test_kill_at_ends_the_path_and_the_outbox_makes_it_good(counter: Counter) -> None:

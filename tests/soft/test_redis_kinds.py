@@ -68,6 +68,9 @@ def whole_path() -> None:
     assert sorted(visibility.visible("counter")) == sorted(NAMES[::2])
     tab.heartbeat()
     tab.close()
+    soft_client.client().set("foreign", 1)
+    testing.flush()
+    assert (visibility.visible("counter"), soft_client.client().get("foreign")) == ([], b"1")
 
 
 @pytest.fixture

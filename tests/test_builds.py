@@ -133,6 +133,22 @@ def told() -> Iterator[list[dict[str, Any]]]:
     snapshot_built.disconnect(receive)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b"], ids=["surrogate", "nul"])
+def test_a_failure_with_text_that_nobody_stores_is_noted_as_any_other(
+    db: None, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def fail(self: Any, keys: Sequence[str]) -> Mapping[str, Any]:
+        raise ValueError(text)
+
+    monkeypatch.setattr(type(registry.get("counter")), "build_many", fail)
+    monkeypatch.setattr("visibility.builds.GIVE_UP_AFTER", 1)
+    watch("counter:a")
+    pend("counter:a")
+    drain()
+    flag = DirtyFlag.objects.get(key="a")
+    assert (flag.failures, flag.last_error[:12]) == (1, "ValueError: ")
+
+
 def test_a_snapshot_is_stored_under_the_token_of_its_claim(db: None, probes: Path, told: list[dict[str, Any]]) -> None:
     change("a", 7)
     watch("probe:a")

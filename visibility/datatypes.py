@@ -29,6 +29,11 @@ class Resource(NamedTuple):
         return f"{self.type}:{self.key}"
 
 
+def legible(text: str) -> str:
+    """Text of the host's, without what a database or Redis refuses: NUL, and halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "?")
+
+
 def check_key(data_type: str, key: object) -> str:
     """The key as text, or `BadResource`: 1 to 200 characters, no spaces, no control characters."""
     text = key if isinstance(key, str) else str(key)

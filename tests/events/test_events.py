@@ -294,6 +294,40 @@ def test_rows_written_in_a_savepoint_made_by_hand_do_not_go_with_it(
     assert Event.objects.filter(outcome="done").count() == 11
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b"], ids=["surrogate", "nul"])
+def test_text_that_no_database_takes_costs_nobody_his_change(transactional_db: None, text: str) -> None:
+    class Odd(DataType):
+        name = "odd"
+
+        def build(self, key: str) -> int:
+            return 1
+
+        @on(Counter)
+        def named(self, change: Change) -> Audience:
+            return Audience(["a"], kind=text)
+
+        @on(Counter)
+        def broken(self, change: Change) -> Audience:
+            raise ValueError(text)
+
+    with declared(Odd), transaction.atomic():
+        Counter.objects.create(name="a")
+    assert marked("counter") == {"a": 1}
+    assert Event.objects.count() == 1
+
+
+def test_rows_that_cannot_be_made_leave_the_gate_its_pass(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visibility.events import outbox
+
+    def refuse(*_: Any) -> int:
+        raise RuntimeError
+
+    monkeypatch.setattr(outbox, "_insert", refuse)
+    with transaction.atomic():
+        Counter.objects.create(name="a")
+    assert marked("counter") == {"a": 1}
+
+
 def test_best_effort_types_pay_no_row(transactional_db: None) -> None:
     class Cheap(DataType):
         name = "cheap"

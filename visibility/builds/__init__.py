@@ -20,7 +20,7 @@ from django.db import Error as DatabaseError
 from visibility import dirty, pressure, push
 from visibility.builds.keepalive import kept
 from visibility.conf import settings
-from visibility.datatypes import DataType, Hidden
+from visibility.datatypes import DataType, Hidden, legible
 from visibility.dirty import Marks
 from visibility.exceptions import BadSnapshot, BuildTimeout, RedisAway
 from visibility.insight import logs, metrics
@@ -222,7 +222,7 @@ def _publish(updates: list[tuple[str, int]]) -> None:
 
 def _failure(data_type: DataType, key: str, row: Claimed, error: BaseException) -> tuple[Claimed, float, str, bool]:
     tries = row.tries + 1
-    why = f"{type(error).__name__}: {error}"
+    why = legible(f"{type(error).__name__}: {error}")
     logger.error("the build of %s failed (%d in a row): %s", row.resource, tries, why, exc_info=error)
     give_up = tries >= GIVE_UP_AFTER
     if give_up:

@@ -17,7 +17,7 @@ from django.db.models.expressions import Col
 from django.db.models.lookups import Lookup
 from django.db.models.sql.where import WhereNode
 
-from visibility.datatypes import Audience, DataType, ScopesFrom, check_key
+from visibility.datatypes import Audience, DataType, ScopesFrom, check_key, legible
 from visibility.exceptions import BadDeclaration, BadResource
 
 CHUNK = 500
@@ -79,7 +79,7 @@ def _part(data_type: DataType, audience: Audience, complaints: list[str]) -> Par
             except BadResource:
                 complaints.append(f"{scope!r:.80} is no scope (1 to 200 characters, no spaces): marked one by one")
                 scope = None
-    kind = str(audience.kind)[:50]
+    kind = legible(str(audience.kind))[:50]
     if isinstance(audience.keys, models.QuerySet) or callable(audience.keys):
         return Part(queryset=audience.keys, scope=scope, kind=kind)
     keys: dict[str, None] = {}

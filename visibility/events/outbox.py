@@ -22,6 +22,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.constants import OnConflict
 from django.utils import timezone
 
+from visibility.datatypes import legible
 from visibility.models import Event
 from visibility.sql.insert import column_of
 
@@ -115,7 +116,7 @@ def _values(statement: Statement, row: Row) -> tuple[Any, ...]:
         row.tenant[:100],
         body if body is None or statement.recordset else _encode(body),
         row.created_at if statement.recordset else statement.adapt(row.created_at),
-        row.error,
+        legible(row.error),
     )
 
 
@@ -225,7 +226,7 @@ def leave(alias: str, ids: Sequence[UUID], decision: Mapping[str, Any], error: s
                 processed_at=now if given_up else None,
                 outcome=outcome,
                 decision=decision,
-                error=error[:2000],
+                error=legible(error)[:2000],
                 attempts=max(0, attempts - 1) if waits else attempts,
                 retry_at=None if given_up else now + timedelta(seconds=min(delay, 5) if waits else delay),
                 took_ms=took_ms,

@@ -53,7 +53,10 @@ def run(items: Sequence[Collected], more: Sequence[tuple[str, UUID]] = ()) -> No
         more: database and id of events that only their rows know; passes of their own.
     """
     reach("gate.start")
-    _late_rows(items)
+    try:
+        _late_rows(items)
+    except Exception:
+        logger.exception("events could not be written after their transaction; they go through the gate as they are")
     if settings.GATE == "worker":
         more = ()
         written = [item for item in items if item.written]

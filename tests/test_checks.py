@@ -16,7 +16,7 @@ from django.test import override_settings
 from tests.app.models import Counter
 from tests.support.declared import declared
 from visibility import checks
-from visibility.datatypes import Audience, Change, DataType, Freshness, on
+from visibility.datatypes import Audience, Change, DataType, Freshness, Hidden, on
 
 LANES = {"hot": {"queue": "visibility-hot"}, "cold": {"queue": "visibility-cold"}}
 
@@ -168,6 +168,22 @@ class NoScopeNamed(Sound):
         return Audience([scope.replace(" ", "")])
 
 
+class Kinds(Scoped):
+    hidden = Hidden.SUMMARISE
+
+    @on(Counter)
+    def others(self, change: Change) -> Audience:
+        return Audience(["a"], kind="price")
+
+
+class KindsByScope(Scoped):
+    hidden = Hidden.SUMMARISE
+
+    @on(Counter)
+    def counters(self, change: Change) -> Audience:
+        return Audience(["a"], scope="x:1", kind="price")
+
+
 class Jittery(Sound):
     jitter = 1.5
 
@@ -186,6 +202,8 @@ class Slow(Sound):
         (NoScopes, ["E015"]),
         (Scoped, []),
         (NoScopeNamed, []),
+        (Kinds, []),
+        (KindsByScope, ["W009"]),
         (Jittery, ["E016"]),
         (Slow, ["W003"]),
     ],

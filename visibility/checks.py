@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning as Caution
 from django.db import models, router
 
 from visibility.conf import DEFAULTS, Lane, settings
-from visibility.datatypes import DataType, registry
+from visibility.datatypes import DataType, Hidden, registry
 from visibility.events.sources import resolve
 from visibility.models import Event
 
@@ -160,7 +160,7 @@ def check_lanes(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_types(**_: Any) -> Iterator[CheckMessage]:
-    """E013 to E016, W003: data types against settings and models."""
+    """E013 to E016, W003, W009: data types against settings and models."""
     for data_type in registry:
         yield from _check_type(data_type)
 
@@ -180,10 +180,15 @@ def _check_type(data_type: DataType) -> Iterator[CheckMessage]:
             hint = "Write a model class or 'app_label.Model'; its app must be in INSTALLED_APPS."
             text = f"Data type {name!r}: @on({source.model!r}) of {source.method}() names no model."
             yield Error(text, hint=hint, obj=cls, id="visibility.E014")
-        if not data_type.has_scopes and _names_scope(getattr(data_type, source.method)):
+        method = getattr(data_type, source.method)
+        if not data_type.has_scopes and _passes(method, "scope"):
             hint = "Define scopes(key); without it every resource of such an audience is marked one by one."
             text = f"Data type {name!r}: {source.method}() gives its audience a scope, and the type has no scopes()."
             yield Error(text, hint=hint, obj=cls, id="visibility.E015")
+        if data_type.hidden is Hidden.SUMMARISE and _passes(method, "scope", "kind"):
+            hint = "The changes are counted in `missed`, not in `summary`. Name keys and no scope, or leave the kind out."
+            text = f"Data type {name!r}: {source.method}() gives its audience a scope and a kind; a scope's mark counts no kinds."
+            yield Caution(text, hint=hint, obj=cls, id="visibility.W009")
     keep = 2 * data_type.ttl * (1 + data_type.jitter)
     if not 0 <= data_type.jitter < 1 or data_type.coalesce < 0 or keep > 366 * 86_400:
         hint = "0 ≤ jitter < 1, coalesce ≥ 0, and a ttl of at most half a year: marks outlive the snapshots they speak of."
@@ -194,10 +199,10 @@ def _check_type(data_type: DataType) -> Iterator[CheckMessage]:
         yield Caution(text, hint=hint, obj=cls, id="visibility.W003")
 
 
-def _names_scope(method: Callable[..., Any]) -> bool:
-    """Whether the method's code passes a keyword argument `scope`: the names of a call stand in a tuple of its constants."""
+def _passes(method: Callable[..., Any], *names: str) -> bool:
+    """Whether one call in the method's code has these keyword arguments: their names stand in a tuple of its constants."""
     code = getattr(method, "__code__", None)
-    return code is not None and any(isinstance(const, tuple) and "scope" in const for const in code.co_consts)
+    return code is not None and any(isinstance(const, tuple) and {*names} <= {*const} for const in code.co_consts)
 
 
 def check_layer(**_: Any) -> Iterator[CheckMessage]:

@@ -95,7 +95,8 @@ class Audience:
             it is never called, and a save does not even pay for making the QuerySet. It is called after the commit.
         scope: the name of a source that all of them depend on. With it, the hidden ones cost one row together;
             the data type must then answer `scopes(key)`.
-        kind: a word for summaries ("comment", "like").
+        kind: a word for summaries ("comment", "like") of a type with `Hidden.SUMMARISE`. What a scope marks is counted, but not
+            by kind: `missed` grows, `summary` does not.
     """
 
     __slots__ = ("keys", "kind", "scope")
@@ -126,7 +127,11 @@ class ScopesFrom(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What an `@on` method sees. `action` is created, saved, deleted or m2m."""
+    """What an `@on` method sees: the row as it is now, without its old values.
+
+    `action` is created, saved (an existing row), deleted or m2m; `update_fields` those of `save(update_fields=…)`, else None;
+    `using` the database's alias.
+    """
 
     instance: models.Model
     action: str
@@ -157,7 +162,7 @@ def on(
     Args:
         senders: model classes or "app.Model". A many-to-many's `through` model is watched by its owner.
         actions: any of created, saved (an existing row), deleted, m2m.
-        fields: with `save(update_fields=…)`, act only if one of these is among them.
+        fields: with `save(update_fields=…)`, act only if one of these is among them. A `save()` without it always counts.
     """
     if not senders:
         raise BadDeclaration("@on() needs at least one model")

@@ -65,7 +65,7 @@ def _visibility(found: Explanation) -> Iterator[str]:
         yield _("Cold: nobody watches or holds it.")
         yield {
             "defer": _("A change of it is only marked, and built when somebody reads or watches it."),
-            "summarise": _("A change of it is only marked and counted by kind."),
+            "summarise": _("A change of it is only marked, and counted by kind unless it came by a scope."),
             "drop": _("A change of it is dropped; the next read builds it anew."),
         }[found["hidden"]]
     if hidden and not leases["background_counts"]:

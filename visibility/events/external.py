@@ -15,7 +15,7 @@ from django.db import connections, models, router, transaction
 from django.utils import timezone
 
 from visibility.conf import settings
-from visibility.datatypes import DataType, check_key, data_type_of
+from visibility.datatypes import DataType, check_key, data_type_of, legible
 from visibility.events import outbox
 from visibility.events.audience import Part
 from visibility.events.collect import stamp
@@ -159,11 +159,11 @@ def _single(row: Any) -> Any:
 
 def _check(data_type: DataType, name: Any, version: Any, tenant: Any) -> None:
     where = f"emit({data_type.name!r}):"
-    if name is not None and not (isinstance(name, str) and 1 <= len(name) <= 200 and "\x00" not in name):
+    if name is not None and not (isinstance(name, str) and 1 <= len(name) <= 200 and legible(name) == name):
         raise BadDeclaration(f"{where} id is text of 1 to 200 characters, not {name!r:.80}")
     if version is not None and not (type(version) is int and -BIGGEST <= version <= BIGGEST):
         raise BadDeclaration(f"{where} version is an integer of 64 bits, not {version!r:.80}")
-    if not (isinstance(tenant, str) and len(tenant) <= 100 and "\x00" not in tenant):
+    if not (isinstance(tenant, str) and len(tenant) <= 100 and legible(tenant) == tenant):
         raise BadDeclaration(f"{where} tenant is text of up to 100 characters, not {tenant!r:.80}")
 
 
@@ -175,9 +175,10 @@ def _body(data_type: DataType, part: Part, payload: Any) -> dict[str, Any]:
         return body
     try:
         text = _encoder.encode(payload)
+        size = len(text.encode())
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadDeclaration(f"emit({data_type.name!r}): the payload is not JSON: {error}") from error
-    size, limit = len(text.encode(errors="surrogatepass")), settings.LIMITS["payload_bytes"]
+    limit = settings.LIMITS["payload_bytes"]
     if size > limit:
         raise PayloadTooLarge(
             f"emit({data_type.name!r}): the payload has {size} bytes; VISIBILITY['LIMITS']['payload_bytes'] is {limit}. "

@@ -7,19 +7,20 @@ have not moved. A flag is cleared only if it stands as it was read. See rules 2,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections, models, router
+from django.core.exceptions import EmptyResultSet
+from django.db import DatabaseError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import CharField, F, Q, Sum, Value
-from django.db.models.functions import Cast, Concat
+from django.db.models import Q, Sum
 from django.utils import timezone
 
-from visibility.datatypes import DataType, ScopesFrom
+from visibility.datatypes import DataType
 from visibility.models import DirtyFlag, ScopeMark, Summary
+from visibility.scopes import TROUBLE, Scopes, marks_query, scopes_of, unknown
 from visibility.sql import update_pairs, upsert
 from visibility.sql.insert import column_of
 
@@ -31,7 +32,10 @@ CLEARED = {"first_at": None, "changes": 0, "failures": 0, "not_before": None, "q
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """How the marks of one resource stand. `flag` is the flag's count, `scopes` the sum over its scopes."""
+    """How the marks of one resource stand. `flag` is the flag's count, `scopes` the sum over its scopes.
+
+    With `error` its scopes could not be told: nothing that is stored counts as current, and it cannot be built.
+    """
 
     flag: int = 0
     scopes: int = 0
@@ -39,6 +43,7 @@ class Marks:
     changes: int = 0
     first_at: datetime | None = None
     quarantined: bool = False
+    error: Exception | None = None
 
     @property
     def stamp(self) -> str:
@@ -50,7 +55,7 @@ class Marks:
 
     def same(self, stamp: str) -> bool:
         """Whether nothing moved since a snapshot was stamped so."""
-        return stamp.split(".")[:2] == [str(self.flag), str(self.scopes)]
+        return self.error is None and stamp.split(".")[:2] == [str(self.flag), str(self.scopes)]
 
     def missed(self, stamp: str) -> int:
         """Changes that a snapshot of this stamp does not show, as far as they were counted."""
@@ -115,33 +120,15 @@ def mark_scopes(data_type: str, changes: Mapping[str, int], at: datetime | None 
     )
 
 
-def _scope_query(
-    data_type: str, key: str, scopes: Iterable[str] | ScopesFrom | models.QuerySet[Any]
-) -> models.QuerySet[Any] | None:
-    names: Any
-    if isinstance(scopes, ScopesFrom):
-        query = scopes.queryset.query
-        column = next(iter((*query.values_select, *query.annotation_select)), scopes.queryset.model._meta.pk.attname)
-        text = Concat(
-            Value(f"{scopes.prefix.removesuffix(':')}:"), Cast(F(column), CharField(max_length=200)), output_field=CharField()
-        )
-        names = scopes.queryset.order_by().annotate(visibility_scope=text).values("visibility_scope")
-    elif isinstance(scopes, models.QuerySet):
-        names = scopes.order_by()
-    else:
-        names = list(scopes)
-        if not names:
-            return None
-    found = ScopeMark.objects.filter(data_type=data_type, scope__in=names)
-    return found.order_by().annotate(visibility_key=Value(key, output_field=CharField())).values("visibility_key")
-
-
 def marks(data_type: DataType, keys: Sequence[str]) -> dict[str, Marks]:
-    """The marks of these resources: one SQL statement a hundred keys, scopes given as queries included."""
+    """The marks of these resources: one SQL statement a hundred keys, scopes given as queries included.
+
+    A key whose scopes cannot be told has `error` in its marks; the others are not touched by that.
+    """
     out = dict.fromkeys(keys, CLEAN)
     for start in range(0, len(keys), CHUNK):
         part = keys[start : start + CHUNK]
-        _read(data_type, part, data_type.scopes_many(part) if data_type.has_scopes else {}, out)
+        _read(data_type, part, scopes_of(data_type, part), out)
     return out
 
 
@@ -157,22 +144,53 @@ def _flags(connection: BaseDatabaseWrapper, data_type: str, keys: Sequence[str])
     return sql, [data_type, list(keys)] if array else [data_type, *keys]
 
 
-def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Any], out: dict[str, Marks]) -> None:
-    using = router.db_for_write(DirtyFlag)
-    connection = connections[using]
+def _summed(connection: BaseDatabaseWrapper, data_type: str, key: str, scopes: Scopes) -> tuple[str, tuple[Any, ...]] | None:
+    """The statement that sums a resource's scope marks; None where it has no scopes."""
+    query = marks_query(data_type, key, scopes)
+    if query is None:
+        return None
+    summed = query.annotate(total=Sum("mark"), seen=Sum("changes")).values_list("visibility_key", "total", "seen").query
+    try:
+        sql, params = summed.get_compiler(connection=connection).as_sql()
+    except EmptyResultSet:
+        return None
+    # A statement that the ORM compiled; every value is a parameter.
+    return f"SELECT 1 AS part, v.*, NULL, NULL FROM ({sql}) v", params  # noqa: S608
+
+
+def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Scopes | Exception], out: dict[str, Marks]) -> None:
+    connection = connections[router.db_for_write(DirtyFlag)]
     sql, params = _flags(connection, data_type.name, keys)
     parts = [f"SELECT 0 AS part, v.* FROM ({sql}) v"]  # noqa: S608
-    for key, names in scopes.items():
-        query = _scope_query(data_type.name, key, names)
-        if query is not None:
-            summed = query.annotate(total=Sum("mark"), seen=Sum("changes")).values_list("visibility_key", "total", "seen").query
-            one, args = summed.get_compiler(using).as_sql()
-            # A statement that the ORM compiled; every value is a parameter.
-            parts.append(f"SELECT 1 AS part, v.*, NULL, NULL FROM ({one}) v")  # noqa: S608
-            params += args
-    with connection.cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(parts), params)
-        rows = cursor.fetchall()
+    for key in keys:
+        found = scopes.get(key, ())
+        try:
+            one = None if isinstance(found, Exception) else _summed(connection, data_type.name, key, found)
+        except TROUBLE:
+            raise
+        except Exception as error:
+            found = error
+        if isinstance(found, Exception):
+            out[key] = replace(out[key], error=unknown(data_type, found))
+        elif one is not None:
+            parts.append(one[0])
+            params += one[1]
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(parts), params)
+            rows = cursor.fetchall()
+    except TROUBLE:
+        raise
+    except Exception as error:
+        # A value that the database or its driver does not take; a transaction is over where the database said so.
+        if len(parts) == 1 or (isinstance(error, DatabaseError) and connection.in_atomic_block):
+            raise
+        if len(keys) == 1:
+            scopes = {keys[0]: error}
+        half = len(keys) // 2
+        for some in filter(None, (keys[:half], keys[half:])):
+            _read(data_type, some, scopes, out)
+        return
     for part, key, count, n, first, held in rows:
         now = out[key]
         if part:

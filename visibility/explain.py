@@ -16,6 +16,7 @@ from visibility.datatypes import DataType, ScopesFrom, is_shadow, parse_resource
 from visibility.exceptions import RedisAway
 from visibility.insight import happenings, reasons
 from visibility.models import DirtyFlag
+from visibility.scopes import marks_query, scopes_of
 from visibility.soft import leases, looks, snapshots
 from visibility.soft.sessions import split_member
 
@@ -81,7 +82,7 @@ class Scope(TypedDict):
 
 
 class Marks(TypedDict):
-    """The marks in the database: the flag, and the newest of the scopes it depends on."""
+    """The marks in the database: the flag, and the newest of the scopes it depends on; `error`: why those cannot be told."""
 
     dirty: bool
     changes: int
@@ -89,6 +90,7 @@ class Marks(TypedDict):
     age: float | None
     stamp: str
     scopes: list[Scope]
+    error: str
 
 
 class Failures(TypedDict):
@@ -255,15 +257,18 @@ def _marks(data_type: DataType, key: str, marks: dirty.Marks, now: float) -> Mar
         "first_at": iso(marks.first_at),
         "age": max(0.0, now - marks.first_at.timestamp()) if marks.first_at else None,
         "stamp": marks.stamp,
-        "scopes": _scopes(data_type, key) if data_type.has_scopes else [],
+        "scopes": [] if marks.error else _scopes(data_type, key),
+        "error": str(marks.error or ""),
     }
 
 
 def _scopes(data_type: DataType, key: str) -> list[Scope]:
-    names: Any = data_type.scopes_many([key])[key]
+    names: Any = scopes_of(data_type, [key]).get(key, ())
+    if isinstance(names, Exception):
+        return []
     if not isinstance(names, (ScopesFrom, QuerySet)):
         names = list(itertools.islice(names, 200))
-    query = dirty._scope_query(data_type.name, key, names)
+    query = marks_query(data_type.name, key, names)
     if query is None:
         return []
     rows = query.order_by("-last_at").values_list("scope", "changes", "last_at")[:SCOPES]

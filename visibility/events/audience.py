@@ -19,6 +19,7 @@ from django.db.models.sql.where import WhereNode
 
 from visibility.datatypes import Audience, DataType, ScopesFrom, check_key, legible
 from visibility.exceptions import BadDeclaration, BadResource
+from visibility.scopes import TROUBLE, Scopes, scopes_of
 
 CHUNK = 500
 WALK = 1_000
@@ -320,8 +321,17 @@ def touches(queryset: models.QuerySet[Any], tables: frozenset[str]) -> bool:
 
 
 def depending(data_type: DataType, keys: Sequence[str], scopes: set[str]) -> set[str]:
-    """Those of these keys that depend on one of these scopes, as the data type says now."""
-    return {key for key, found in data_type.scopes_many(keys).items() if not scopes.isdisjoint(_names(found))}
+    """Those of these keys that depend on one of these scopes, as the data type says now, and those of which it cannot say."""
+    return {key for key, found in scopes_of(data_type, keys).items() if _depends(found, scopes)}
+
+
+def _depends(found: Scopes | Exception, scopes: set[str]) -> bool:
+    try:
+        return isinstance(found, Exception) or not scopes.isdisjoint(_names(found))
+    except TROUBLE:
+        raise
+    except Exception:
+        return True
 
 
 def _names(scopes: Iterable[str] | ScopesFrom | models.QuerySet[Any]) -> Iterator[str]:

@@ -31,6 +31,11 @@ def span(seconds: float) -> str:
 def why(found: Explanation, *, lane_exists: bool = True) -> list[str]:
     """The sentences, the most telling first."""
     out = list(_visibility(found))
+    if found["marks"]["error"]:
+        out.append(
+            _("What it depends on cannot be told (%(error)s): as long as that is so, every build of it fails.")
+            % {"error": found["marks"]["error"]}
+        )
     if found["redis"] == "away":
         return out
     out += _work(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -104,6 +105,29 @@ def test_every_link_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_public_names_are_all_there_with_their_arguments() -> None:
+    page = text_of("reference.md")
+    calls, declared, errors = ([*first_column(page, heading)] for heading in ("Calls", "Declarations", "Errors"))
+    names = [name.partition("(")[0] for name in calls]
+    twins = [f"a{name}" for name in names if name != "lock"]
+    others = [name.partition("(")[0] for name in declared] + errors + first_column(page, "Signals")
+    assert sorted(names + twins + others) == visibility.__all__
+    for call in [*calls, *declared]:
+        name, has_arguments, arguments = call.partition("(")
+        if has_arguments:
+            assert re.findall(r"\w+", arguments) == [*inspect.signature(getattr(visibility, name)).parameters], call
+
+
+def test_snapshot_and_change_are_described_whole() -> None:
+    page = text_of("reference.md")
+    for cls in (visibility.Snapshot, visibility.Change):
+        properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
+        fields = [field.name for field in dataclasses.fields(cls)]
+        assert sorted(first_column(page, cls.__name__)) == sorted(fields + properties)
+    line = next(line for line in page.splitlines() if line.startswith("| `action` |"))
+    assert tuple(re.findall(r"`(\w+)`", line)[1:]) == visibility.datatypes.ACTIONS
 
 
 def test_settings_are_all_there() -> None:

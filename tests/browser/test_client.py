@@ -208,6 +208,22 @@ def test_a_refused_resource_is_told_of_and_not_asked_for_again(tab: Tab, double:
     wait_for(lambda: double.watching == {"feed:1", "feed:2"})
 
 
+def test_the_console_is_told_once_of_what_is_refused_unless_a_listener_takes_it(tab: Tab, double: Double) -> None:
+    double.forbidden = {"feed:2", "feed:3", "feed:4"}
+    page = tab(auto=False)
+    lines: list[str] = []
+    page.on("console", lambda line: lines.append(f"{line.type} {line.text}"))
+    page.evaluate("addEventListener('visibility:error', (e) => e.detail.resource === 'feed:3' && e.preventDefault())")
+    call(page, "v.connect()")
+    for resource in ("feed:2", "feed:3", "feed:2", "feed:4"):
+        before = len(heard(page, "error"))
+        watch(page, resource)
+        wait_for(lambda before=before: len(heard(page, "error")) > before)  # type: ignore[misc]
+    said = "warning visibility: feed:{} is not watched (forbidden): not yours"
+    wait_for(lambda: page.evaluate("1") and len(lines) > 1)
+    assert lines == [said.format(2), said.format(4)]
+
+
 def test_a_revoked_resource_is_forgotten(tab: Tab, double: Double) -> None:
     version = double.publish("feed:1", "secret")
     page = tab(box("feed:1"))

@@ -40,7 +40,9 @@
  *                        the version, a change that comes while HTML is on its way is not missed
  *   visibility:watchers  {resource, count}      how many sessions watch it
  *   visibility:error     {code, detail, resource, reason}    code is the server's (bad_frame, unknown_resource,
- *                        forbidden, limit, rate), or `revoked`: the right to see it ended, remove it from the page
+ *                        forbidden, limit, rate), or `revoked`: the right to see it ended, remove it from the page.
+ *                        The console is told of a forbidden or unknown resource, once, unless a listener calls
+ *                        preventDefault()
  *   visibility:state     {state, code, retryIn, session, shared}    only at <body>; also <html data-visibility-state>
  *
  * STATES
@@ -594,6 +596,7 @@ class Page {
   /** @type {Map<string, Entry>} */ entries = new Map();
   /** @type {Map<Element, string[]>} */ marked = new Map();
   /** Resources watched anew: a refusal of theirs is void. @type {Set<string>} */ again = new Set();
+  /** Resources of which the console was told that they are refused. @type {Set<string>} */ warned = new Set();
   /** @type {Status & { shared: boolean }} */
   status = { state: "closed", code: null, retryIn: null, session: null, shared: false };
   /** Set between connect() and close(). @type {{ link: Link, viewport: IntersectionObserver, leave: () => void }|null} */
@@ -778,8 +781,16 @@ class Page {
     if (op === "update") return void this.update(message.frame);
     const entry = this.entries.get(detail.resource);
     if (entry && detail.code === "revoked") this.forget(entry);
-    for (const element of entry?.elements ?? []) emit(element, op, detail);
-    emit(null, op, detail);
+    let taken = false;
+    for (const element of [...(entry?.elements ?? []), null]) taken = !emit(element, op, detail) || taken;
+    if (op === "error" && !taken) this.warn(detail);
+  }
+
+  /** A page that misspells a resource, or has no right to it, would else only stay as it is. @param {any} error */
+  warn({ code, detail, resource }) {
+    if ((code !== "forbidden" && code !== "unknown_resource") || this.warned.has(resource)) return;
+    this.warned.add(resource);
+    console.warn(`visibility: ${resource} is not watched (${code}): ${detail}`);
   }
 
   /** @param {Status} status */
@@ -837,10 +848,13 @@ function declared(element) {
   return Number(element.getAttribute("data-visibility-version")) || 0;
 }
 
-/** @param {Element|null} element  null: for everybody @param {string} name @param {any} detail */
+/** @param {Element|null} element  null: for everybody @param {string} name @param {any} detail
+ *  @returns {boolean} false where a listener of an error has called preventDefault() */
 function emit(element, name, detail) {
   const target = element ?? document.body ?? document.documentElement;
-  target.dispatchEvent(new CustomEvent(`visibility:${name}`, { detail, bubbles: !element }));
+  return target.dispatchEvent(
+    new CustomEvent(`visibility:${name}`, { detail, bubbles: !element, cancelable: name === "error" }),
+  );
 }
 
 // === The public part ==================================================================================================

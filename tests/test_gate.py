@@ -286,6 +286,30 @@ def test_a_watched_summary_is_not_counted_as_missed(ann: User) -> None:
     assert waiting("badge") == {str(ann.pk)}
 
 
+def test_what_a_scope_marks_is_missed_and_has_no_kind(transactional_db: None) -> None:
+    class Basket(DataType):
+        name = "basket"
+        hidden = Hidden.SUMMARISE
+
+        @on(Counter)
+        def counters(self, change: Change) -> Audience:
+            return Audience(["a"], scope="shop:1", kind="price")
+
+        def scopes(self, key: str) -> list[str]:
+            return ["shop:1"]
+
+        def build(self, key: str) -> Any:
+            return key
+
+    with declared(Basket), alone("basket"):
+        read("basket", "a")
+        testing.advance(40)
+        for name in "abc":
+            Counter.objects.create(name=name)
+        shown = read("basket", "a")
+        assert (shown.state, shown.missed, dict(shown.summary)) == ("rebuilt", 3, {})
+
+
 def test_drop_forgets_the_snapshot_and_leaves_no_row(transactional_db: None, redis: Any) -> None:
     class Typing(DataType):
         name = "typing"

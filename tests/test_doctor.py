@@ -23,7 +23,7 @@ from tests.insight.test_rollup import write
 from tests.lanes import claim, pend, watch
 from tests.support import wait_for
 from tests.support.probe import order, probes  # noqa: F401
-from visibility import dirty, doctor, points, pressure, recompute
+from visibility import dirty, doctor, maintain, points, pressure, promotion, recompute
 from visibility.builds import build_claimed, holding
 from visibility.conf import settings as ours
 from visibility.datatypes import registry
@@ -251,6 +251,25 @@ class TestLanes:
         assert silent(lanes.nobody_maintains)
         redis.set("{vis:0}:maintained", int((time.time() - 100) * 1000), ex=100)
         assert named("nobody_maintains", lanes.nobody_maintains).evidence["seconds_since_last"] == pytest.approx(100, abs=2)
+
+    def test_a_duty_that_fails(self, monkeypatch: pytest.MonkeyPatch, redis: redis_py.Redis) -> None:
+        def broken(*args: Any) -> None:
+            raise ValueError("no such number")
+
+        audit = next(duty for duty in maintain.DUTIES if duty.name == "audit")
+        assert silent(lanes.failing_duties)
+        with monkeypatch.context() as patched:
+            patched.setattr(promotion, "_walk", broken)
+            assert maintain.perform(audit, timezone.now()) is None
+        one = named("duty_failing", lanes.failing_duties)
+        assert one.severity == WARNING and list(one.evidence["since_seconds"]) == ["audit"]
+        assert "counter: ValueError: no such number" in one.evidence["errors"]["audit"]
+        told = json.loads(redis.get("{vis:0}:trouble:audit"))
+        redis.set("{vis:0}:trouble:audit", json.dumps([told[0] - 100, *told[1:]]), ex=60)
+        one = named("duty_failing", lanes.failing_duties)
+        assert one.severity == CRITICAL and one.evidence["since_seconds"]["audit"] >= 99
+        assert maintain.perform(audit, timezone.now()) == 0
+        assert silent(lanes.failing_duties)
 
 
 class TestData:

@@ -33,7 +33,9 @@ NAMES = {"lanes", "promote", "presence", "outbox", "audit", "precompute", "fresh
 def afresh() -> Iterator[None]:
     promotion._cursors.clear()
     pressure.forget()
+    maintain._failing.clear()
     yield
+    maintain._failing.clear()
     pressure.forget()
 
 
@@ -227,6 +229,31 @@ def test_one_duty_s_trouble_is_logged_and_the_others_go_on(
     done = maintain.tick()
     assert done["promote"] is None and done["lanes"] == 0 and done["prune"] == 0
     assert "promote failed" in caplog.text
+
+
+def test_an_error_is_told_once_with_its_traceback_and_then_now_and_then(
+    db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = ["one", "one", "two", "one", ""]
+
+    def run(now: Any) -> int:
+        if error := errors.pop(0):
+            raise ValueError(error)
+        return 0
+
+    one = maintain.Duty("audit", 2, run)
+    for _try in range(4):
+        assert maintain.perform(one, now()) is None
+    assert caplog.text.count("audit failed") == caplog.text.count("Traceback") == 2
+    assert "still fails" not in caplog.text
+    began = upkeep.troubles(["audit", "lanes"])["audit"]
+    assert began.error == "ValueError: one" and began.since < began.last
+    errors.insert(0, "one")
+    monkeypatch.setattr(maintain, "AGAIN", 0.0)
+    maintain.perform(one, now())
+    assert "audit still fails: ValueError: one" in caplog.text
+    assert maintain.perform(one, now()) == 0
+    assert "audit goes on" in caplog.text and upkeep.troubles(["audit"]) == {}
 
 
 def test_duties_are_taken_in_turns_over_the_cluster(db: None) -> None:

@@ -171,3 +171,24 @@ def test_it_goes_on_for_a_while_where_more_wait_than_there_was_room_for(
         thread.start()
         wait_for(lambda: (drain(), not dirty.oldest("probe", 1))[1], 15, "all were promoted and built")
         thread.join(15)
+
+
+def test_a_type_whose_walk_fails_does_not_stop_the_others(db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[str] = []
+    before = promotion._walk
+
+    def walk(data_type: Any, lane: Any, room: int) -> int:
+        walked.append(data_type.name)
+        if data_type.name == "probe":
+            raise ValueError("no such number")
+        return before(data_type, lane, room)
+
+    read("digest", "a")
+    watch("digest:a")
+    dirty.mark("digest", {"a": 1})
+    monkeypatch.setattr(promotion, "_walk", walk)
+    with pytest.raises(ExceptionGroup, match="probe: ValueError: no such number") as caught:
+        promotion.audit()
+    assert len(caught.value.exceptions) == 1
+    assert {"probe", "digest"} <= set(walked) and walked.index("probe") < walked.index("digest")
+    assert look("digest:a").queued

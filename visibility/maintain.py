@@ -13,7 +13,8 @@
 
 Every duty is idempotent or pops what it handles atomically. Periods are jittered, and all but the first are taken in turns over
 the cluster. Where a batch of pruning was full, the next follows a second later, so that rows go as fast as they came. An outage
-is logged and waited out.
+is logged and waited out. A duty that fails is logged with a traceback once for each error, then by a line now and then; the
+doctor names it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -140,11 +143,48 @@ DUTIES = (
     Duty("freshness", 10, carry_over),
     Duty("prune", 60, prune, full=PRUNE_BATCH),
 )
+AGAIN = 300.0
+ERRORS = 20
+TROUBLE_SECONDS = 60.0
 _away: set[str] = set()
 
 
+@dataclass
+class Failing:
+    """What this process has said of a duty that fails, and when last (monotonic)."""
+
+    said: set[str] = field(default_factory=set)
+    last: float = 0.0
+
+
+_failing: dict[str, Failing] = {}
+
+
+def _failed(duty: Duty, error: Exception) -> None:
+    """Say so, with a traceback where it is new."""
+    found, text, now = _failing.setdefault(duty.name, Failing()), f"{type(error).__name__}: {error}", time.monotonic()
+    if text not in found.said and len(found.said) < ERRORS:
+        logger.error("maintenance: %s failed; it is tried again in %g s", duty.name, duty.every, exc_info=error)
+        found.said.add(text)
+        found.last = now
+    elif now - found.last >= AGAIN:
+        logger.error("maintenance: %s still fails: %s", duty.name, text)
+        found.last = now
+    with suppress(RedisAway):
+        upkeep.note_trouble(duty.name, text, max(TROUBLE_SECONDS, 3 * duty.every))
+
+
+def _goes_on(duty: Duty) -> None:
+    if duty.name in _away or duty.name in _failing:
+        _away.discard(duty.name)
+        if _failing.pop(duty.name, None):
+            with suppress(RedisAway):
+                upkeep.end_trouble(duty.name)
+        logger.warning("maintenance: %s goes on", duty.name)
+
+
 def perform(duty: Duty, now: datetime, *, in_turn: bool = False) -> int | None:
-    """Do one duty; None if it was another's turn, or it failed (logged once for each time Redis goes away)."""
+    """Do one duty; None if it was another's turn, or it failed (logged once for each time Redis goes away, and each error)."""
     try:
         if in_turn and duty.shared and not upkeep.take_turn(duty.name, duty.every * 0.7):
             return None
@@ -154,13 +194,11 @@ def perform(duty: Duty, now: datetime, *, in_turn: bool = False) -> int | None:
             logger.warning("maintenance: %s waits: %s", duty.name, error)
         _away.add(duty.name)
         return None
-    except Exception:
+    except Exception as error:
         # One duty's trouble, or the database's, must not end the loop that heals it.
-        logger.exception("maintenance: %s failed; it is tried again in %g s", duty.name, duty.every)
+        _failed(duty, error)
         return None
-    if duty.name in _away:
-        _away.discard(duty.name)
-        logger.warning("maintenance: %s goes on", duty.name)
+    _goes_on(duty)
     return done
 
 

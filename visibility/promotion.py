@@ -11,6 +11,7 @@ from datetime import datetime
 from visibility import dirty, pressure
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, registry
+from visibility.exceptions import RedisAway
 from visibility.insight import metrics
 from visibility.points import reach
 from visibility.soft import leases, looks, pending, snapshots, upkeep
@@ -113,17 +114,33 @@ def audit() -> int:
 
     A scope's mark names no resource, so that promotion does not see it: this finds what a flood or a lost process left behind.
     The first snapshot of a resource is its watcher's or reader's matter.
+
+    Raises:
+        ExceptionGroup: the walk of some types failed; the others were walked.
     """
     rooms, total = _rooms(), 0
+    failed: dict[str, Exception] = {}
     for data_type, lane in _lanes():
         if not rooms[lane.name]:
             continue
-        keys = upkeep.walk_visible(data_type.name, AUDIT_PAGE)
-        names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[: rooms[lane.name]]
-        for start in range(0, len(names), dirty.CHUNK):
-            taken = _audit(data_type, lane, names[start : start + dirty.CHUNK])
-            rooms[lane.name], total = max(0, rooms[lane.name] - taken), total + taken
+        try:
+            taken = _walk(data_type, lane, rooms[lane.name])
+        except RedisAway:
+            raise
+        except Exception as error:
+            failed[data_type.name] = error
+            continue
+        rooms[lane.name], total = max(0, rooms[lane.name] - taken), total + taken
+    if failed:
+        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
+        raise ExceptionGroup(told, list(failed.values()))
     return total
+
+
+def _walk(data_type: DataType, lane: Lane, room: int) -> int:
+    keys = upkeep.walk_visible(data_type.name, AUDIT_PAGE)
+    names = upkeep.unvouched(lane.name, [f"{data_type.name}:{key}" for key in keys])[:room]
+    return sum(_audit(data_type, lane, names[start : start + dirty.CHUNK]) for start in range(0, len(names), dirty.CHUNK))
 
 
 def _audit(data_type: DataType, lane: Lane, names: list[str]) -> int:

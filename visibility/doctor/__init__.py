@@ -39,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     lanes.ended_claims,
     lanes.hanging_builds,
     lanes.nobody_maintains,
+    lanes.failing_duties,
     soft.named_locks,
     soft.dead_leases,
     data.outbox,

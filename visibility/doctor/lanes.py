@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django.utils.translation import gettext as _
 
+from visibility import maintain
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
@@ -171,4 +172,22 @@ def nobody_maintains() -> Iterator[Finding]:
             symptom=_("No maintenance loop runs: endings are not announced, lost jobs not made good, marks not promoted."),
             evidence={"seconds_since_last": None if silent is None else round(silent, 1)},
             remedy=_("Start visibility_maintain, or use visibility_worker, which has the loop inside. Two or more are fine."),
+        )
+
+
+def failing_duties() -> Iterator[Finding]:
+    """Each duty of the maintenance loop is done."""
+    found = upkeep.troubles([duty.name for duty in maintain.DUTIES])
+    if found:
+        now = inspect.redis_time()
+        since = {name: max(0, round(now - one.since)) for name, one in found.items()}
+        yield Finding(
+            code="duty_failing",
+            severity=CRITICAL if max(since.values()) > SILENT else WARNING,
+            symptom=_("Duties of the maintenance loop fail: %(names)s.") % {"names": ", ".join(found)},
+            evidence={"since_seconds": since, "errors": {name: one.error for name, one in found.items()}},
+            remedy=_(
+                "The log of visibility, where the loop runs, has the traceback. The other duties go on; what this one heals is "
+                "left as it is until the error is gone."
+            ),
         )

@@ -1,15 +1,18 @@
-"""What the maintenance loop keeps in Redis: that somebody maintains, whose turn a duty is, and how far a walk has come."""
+"""What the maintenance loop keeps in Redis: that somebody maintains, whose turn a duty is, what fails, how far a walk has come."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from visibility.soft.client import client, guard, run
 from visibility.soft.keys import by_shard, key, shards
 
 CHUNK = 500
 CURSOR_SECONDS = 600
+ERROR_CHARS = 500
 
 
 def beat() -> None:
@@ -27,6 +30,36 @@ def take_turn(duty: str, seconds: float) -> bool:
     """True for one caller over the cluster in this time: spares the others the work, guards nothing."""
     with guard():
         return bool(client().set(key(0, "turn", duty), "1", nx=True, px=max(1, int(seconds * 1000))))
+
+
+class Trouble(NamedTuple):
+    """A duty that fails: since when and when last, in seconds since 1970, and the error."""
+
+    since: float
+    last: float
+    error: str
+
+
+def note_trouble(duty: str, error: str, seconds: float) -> None:
+    """Note that a duty fails, for `seconds` from now; since when, an earlier note tells."""
+    now, before = time.time(), troubles([duty]).get(duty)
+    told = json.dumps([before.since if before else now, now, error[:ERROR_CHARS]])
+    with guard():
+        client().set(key(0, "trouble", duty), told, px=int(seconds * 1000))
+
+
+def end_trouble(duty: str) -> None:
+    """Note that a duty is done again."""
+    with guard():
+        client().delete(key(0, "trouble", duty))
+
+
+def troubles(duties: Sequence[str]) -> dict[str, Trouble]:
+    """Those of these duties that fail."""
+    with guard():
+        redis: Any = client()
+        found = redis.mget([key(0, "trouble", duty) for duty in duties])
+    return {duty: Trouble(*json.loads(raw)) for duty, raw in zip(duties, found, strict=True) if raw}
 
 
 def at_rest(lane: str, resources: Sequence[str]) -> list[str]:

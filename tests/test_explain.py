@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import redis as redis_py
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import transaction
-from django.utils import translation
+from django.utils import timezone, translation
 
 from tests.app.models import Follow, Post
 from tests.lanes import change, claim, drain, pend, watch
@@ -17,8 +18,10 @@ from tests.support import wait_for
 from visibility import dirty
 from visibility.events.external import emit
 from visibility.exceptions import BadResource, UnknownDataType
-from visibility.explain import Explanation, aexplain, explain
+from visibility.explain import Explanation, aexplain, explain, iso
 from visibility.insight import metrics, reasons
+from visibility.insight.happenings import decided
+from visibility.models import Event
 from visibility.read import read
 from visibility.soft import client, leases
 
@@ -153,6 +156,29 @@ class TestSnapshot:
         assert "misses 4 changes" in said(found)
         assert "dirty flag stands since" in said(found)
 
+    def test_what_it_shows_is_no_older_than_a_scope_change_that_its_build_saw(self, make_user: Any) -> None:
+        reader, author = make_user(), make_user()
+        Follow.objects.bulk_create([Follow(follower=reader, author=author)])
+        now = timezone.now()
+        old, new = now - timedelta(hours=2), now - timedelta(hours=1)
+        name, scope = f"feed:{reader.pk}", f"author:{author.pk}"
+
+        def shown() -> str | None:
+            found = explain(name)["snapshot"]
+            assert found is not None
+            return found["event_at"]
+
+        dirty.mark("feed", {str(reader.pk): 1}, old)
+        dirty.mark_scopes("feed", {scope: 1}, new)
+        read("feed", str(reader.pk))
+        assert shown() == iso(new)
+        # Unread since: the mark's only time is that of a change which is not shown.
+        dirty.mark_scopes("feed", {scope: 1}, now)
+        assert shown() is None
+        dirty.mark("feed", {str(reader.pk): 1}, now + timedelta(minutes=1))
+        read("feed", str(reader.pk))
+        assert shown() == iso(now + timedelta(minutes=1))
+
     def test_scopes_are_named_the_newest_first(self, make_user: Any) -> None:
         reader, authors = make_user(), [make_user() for _ in range(3)]
         Follow.objects.bulk_create([Follow(follower=reader, author=author) for author in authors])
@@ -192,6 +218,38 @@ def test_an_event_whose_audience_is_a_query_is_known_by_its_sample(make_user: An
 
 
 @pytest.mark.django_db(transaction=True)
+def test_changes_that_were_marked_by_scope_stand_in_the_time_line(make_user: Any) -> None:
+    reader, author, stranger = make_user(), make_user(), make_user()
+    Follow.objects.create(follower=reader, author=author)
+    name = f"feed:{reader.pk}"
+    read("feed", str(reader.pk))
+    for who in (author, stranger):
+        Post.objects.create(author=who, text="hi")
+    found = wait_for(lambda: (f := explain(name)) and all(e["outcome"] == "done" for e in f["events"]) and f["missed"] == 1 and f)
+    told = {(one["about"], one["scope"]) for one in found["events"] if one["model"].lower() == "testapp.post"}
+    assert told == {("scope", f"author:{author.pk}"), ("type", "")}
+    posts = [one["text"] for one in found["timeline"] if "Post" in one["text"]]
+    assert len(posts) == 1
+    assert posts[0].endswith(": hot 0, 1 scope mark")
+    assert not any("in all" in one["text"] for one in found["timeline"])
+    # Without the event, by the mark itself.
+    Event.objects.all().delete()
+    lines = [one for one in explain(name)["timeline"] if f"Scope author:{author.pk} marked" in one["text"]]
+    assert [one["kind"] for one in lines] == ["marked"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_emitted_scope_is_known_by_the_resources_that_depend_on_it(make_user: Any) -> None:
+    reader, author = make_user(), make_user()
+    Follow.objects.create(follower=reader, author=author)
+    emit("feed", scope=f"author:{author.pk}")
+    wait_for(lambda: explain(f"feed:{reader.pk}")["marks"]["scopes"])
+    emitted = [one for one in explain(f"feed:{reader.pk}")["events"] if one["source"] == "emit"]
+    assert [(one["about"], one["scope"]) for one in emitted] == [("scope", f"author:{author.pk}")]
+    assert [one["about"] for one in explain(f"feed:{author.pk}")["events"] if one["source"] == "emit"] == ["type"]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_events_of_the_same_transaction_on_other_types_are_not_its_own(make_user: Any) -> None:
     reader, author = make_user(), make_user()
     Follow.objects.create(follower=reader, author=author)
@@ -222,7 +280,12 @@ class TestShape:
 
     def test_queries_are_bounded(self, make_user: Any, django_assert_max_num_queries: Any) -> None:
         reader = make_user()
-        with django_assert_max_num_queries(7):
+        author = make_user()
+        Follow.objects.bulk_create([Follow(follower=reader, author=author)])
+        Event.objects.create(
+            source="model", data_type="feed", created_at=timezone.now(), body={"audience": {"feed": [{"scope": "author:1"}]}}
+        )
+        with django_assert_max_num_queries(8):
             explain(f"feed:{reader.pk}")
 
     def test_redis_away_leaves_the_databases_part(self, settings: Any) -> None:
@@ -272,6 +335,19 @@ async def test_the_asynchronous_twin(transactional_db: None) -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert reasons.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        ({"hot": 1, "cold": 1, "reasons": {"watched": 1, "scope": 1}}, "hot 1, 1 scope mark"),
+        ({"hot": 0, "cold": 5, "reasons": {"hidden": 3, "scope": 2}}, "hot 0, cold 3, 2 scope marks"),
+        ({"hot": 1, "cold": 2, "reasons": {"hidden": 2}}, "hot 1, cold 2"),
+        ({"hot": 0, "cold": 0}, "hot 0, cold 0"),
+    ],
+)
+def test_a_scopes_mark_is_not_called_cold(verdict: dict[str, Any], text: str) -> None:
+    assert decided(verdict) == text
 
 
 @pytest.mark.django_db

@@ -57,6 +57,10 @@ class Marks:
         """Whether nothing moved since a snapshot was stamped so."""
         return self.error is None and stamp.split(".")[:2] == [str(self.flag), str(self.scopes)]
 
+    def same_scopes(self, stamp: str) -> bool:
+        """Whether no scope moved since a snapshot was stamped so."""
+        return stamp.split(".")[1:2] == [str(self.scopes)]
+
     def missed(self, stamp: str) -> int:
         """Changes that a snapshot of this stamp does not show, as far as they were counted."""
         parts = stamp.split(".")

@@ -15,7 +15,7 @@ from visibility.conf import settings
 from visibility.datatypes import DataType, ScopesFrom, is_shadow, parse_resource, registry
 from visibility.exceptions import RedisAway
 from visibility.insight import happenings, reasons
-from visibility.models import DirtyFlag
+from visibility.models import DirtyFlag, ScopeMark
 from visibility.scopes import marks_query, scopes_of
 from visibility.soft import leases, looks, snapshots
 from visibility.soft.sessions import split_member
@@ -61,7 +61,8 @@ class Held(TypedDict):
 
 
 class Snap(TypedDict):
-    """The stored snapshot. `current`: its stamp equals the marks; `trusted`: served without asking SQL. Seconds, bytes."""
+    """The stored snapshot. `current`: its stamp equals the marks; `trusted`: served without asking SQL; `event_at`: the newest
+    change that it is known to show, None where a scope's change may be newer. Seconds, bytes."""
 
     version: int
     built_at: str
@@ -75,12 +76,6 @@ class Snap(TypedDict):
     trusted: bool
 
 
-class Scope(TypedDict):
-    scope: str
-    changes: int
-    last_at: str
-
-
 class Marks(TypedDict):
     """The marks in the database: the flag, and the newest of the scopes it depends on; `error`: why those cannot be told."""
 
@@ -89,7 +84,7 @@ class Marks(TypedDict):
     first_at: str | None
     age: float | None
     stamp: str
-    scopes: list[Scope]
+    scopes: list[happenings.ScopeLine]
     error: str
 
 
@@ -136,7 +131,7 @@ def iso(at: dt.datetime | float | None) -> str | None:
 
 
 def explain(resource: str) -> Explanation:
-    """Everything that stands about one resource, and why it is hot or cold. Bounded: seven queries, four calls to Redis.
+    """Everything that stands about one resource, and why it is hot or cold. Bounded: eight queries, four calls to Redis.
 
     With Redis away `state` is `unknown` and only the database's part is filled.
 
@@ -155,7 +150,9 @@ def explain(resource: str) -> Explanation:
     marks = dirty.marks(data_type, [parsed.key])[parsed.key]
     stored = snapshots.unpack(seen.raw, data_type.schema) if seen else None
     now = seen.now_ms / 1000 if seen else timezone.now().timestamp()
-    events = happenings.events_of(data_type, parsed.key, seen.event if seen else "")
+    scope_marks = None if marks.error else _scope_marks(data_type, parsed.key)
+    scopes = _scopes(scope_marks)
+    events = happenings.events_of(data_type, parsed.key, seen.event if seen else "", scope_marks)
     out: Explanation = {
         "resource": name,
         "data_type": parsed.type,
@@ -167,8 +164,8 @@ def explain(resource: str) -> Explanation:
         "leases": _leases(data_type, counts),
         "pending": _pending(seen, now),
         "lock": _lock(seen, now),
-        "snapshot": _snapshot(seen, stored, marks, now),
-        "marks": _marks(data_type, parsed.key, marks, now),
+        "snapshot": _snapshot(seen, stored, marks, scopes, now),
+        "marks": _marks(marks, scopes, now),
         "failures": _failures(flag, seen, now),
         "missed": marks.missed(stored.stamp) if stored else marks.changes,
         "lane": data_type.lane,
@@ -180,7 +177,7 @@ def explain(resource: str) -> Explanation:
         "events": events,
         "timeline": [],
     }
-    out["timeline"] = happenings.timeline(name, events, stored, marks, flag, seen)
+    out["timeline"] = happenings.timeline(name, events, stored, marks, flag, seen, scopes)
     out["why"] = reasons.why(out, lane_exists=data_type.lane in settings.LANES)
     return out
 
@@ -233,14 +230,20 @@ def _lock(seen: looks.Look | None, now: float) -> Held | None:
     return {"owner": seen.owner, "age": age, "left": seen.claim_ms / 1000 - now}
 
 
-def _snapshot(seen: looks.Look | None, stored: snapshots.Stored | None, marks: dirty.Marks, now: float) -> Snap | None:
+def _snapshot(
+    seen: looks.Look | None,
+    stored: snapshots.Stored | None,
+    marks: dirty.Marks,
+    scopes: list[happenings.ScopeLine],
+    now: float,
+) -> Snap | None:
     if seen is None or stored is None:
         return None
     return {
         "version": stored.version,
         "built_at": iso(stored.built_ms / 1000) or "",
         "age": max(0.0, now - stored.built_ms / 1000),
-        "event_at": iso(stored.event_ms / 1000),
+        "event_at": _shown_up_to(stored, marks, scopes),
         "size": len(stored.body),
         "build_seconds": stored.cost_ms / 1000,
         "soft_in": stored.soft_ms / 1000 - now,
@@ -250,28 +253,41 @@ def _snapshot(seen: looks.Look | None, stored: snapshots.Stored | None, marks: d
     }
 
 
-def _marks(data_type: DataType, key: str, marks: dirty.Marks, now: float) -> Marks:
+def _shown_up_to(stored: snapshots.Stored, marks: dirty.Marks, scopes: list[happenings.ScopeLine]) -> str | None:
+    own = iso(stored.event_ms / 1000)
+    newest = scopes[0]["last_at"] if scopes else ""
+    if newest <= (own or ""):
+        return own
+    # Of scopes only the last change is known: while none has moved since, it is shown.
+    return newest if marks.same_scopes(stored.stamp) else None
+
+
+def _marks(marks: dirty.Marks, scopes: list[happenings.ScopeLine], now: float) -> Marks:
     return {
         "dirty": marks.dirty,
         "changes": marks.changes,
         "first_at": iso(marks.first_at),
         "age": max(0.0, now - marks.first_at.timestamp()) if marks.first_at else None,
         "stamp": marks.stamp,
-        "scopes": [] if marks.error else _scopes(data_type, key),
+        "scopes": scopes,
         "error": str(marks.error or ""),
     }
 
 
-def _scopes(data_type: DataType, key: str) -> list[Scope]:
+def _scope_marks(data_type: DataType, key: str) -> QuerySet[ScopeMark, Any] | None:
+    """The marks of the scopes that a resource depends on; None where it has none, or they cannot be told."""
     names: Any = scopes_of(data_type, [key]).get(key, ())
     if isinstance(names, Exception):
-        return []
+        return None
     if not isinstance(names, (ScopesFrom, QuerySet)):
         names = list(itertools.islice(names, 200))
-    query = marks_query(data_type.name, key, names)
-    if query is None:
+    return marks_query(data_type.name, key, names)
+
+
+def _scopes(marks: QuerySet[ScopeMark, Any] | None) -> list[happenings.ScopeLine]:
+    if marks is None:
         return []
-    rows = query.order_by("-last_at").values_list("scope", "changes", "last_at")[:SCOPES]
+    rows = marks.order_by("-last_at").values_list("scope", "changes", "last_at")[:SCOPES]
     return [{"scope": scope, "changes": changes, "last_at": iso(last) or ""} for scope, changes, last in rows]
 
 

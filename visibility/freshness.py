@@ -30,6 +30,7 @@ from visibility.soft import inspect, levels, pages
 SHOWN = "freshness_sent"
 STEPS = ("freshness_built", SHOWN, "freshness_acked", "freshness_resolved")
 MINUTE = 60
+FEW = 20  # below this a median or a tail may be anything
 MIN_SHOWN = 10  # below this one late change would be an alert
 FORTNIGHT = 14 * 86_400
 
@@ -109,6 +110,11 @@ class Report:
     state: State
     oldest: float | None = None
     histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are durations, but too few to read much from their median or tail."""
+        return 0 < self.shown < FEW
 
     def quantile(self, q: float, step: str = SHOWN) -> float | None:
         found = self.histograms.get(step)

@@ -206,8 +206,8 @@ class FreshnessSLO(models.Model):
     edited = models.BooleanField(_("edited by hand"), default=False)
 
     class Meta:
-        verbose_name = _("freshness SLO")
-        verbose_name_plural = _("freshness SLOs")
+        verbose_name = _("freshness promise")
+        verbose_name_plural = _("freshness promises")
         ordering: ClassVar = ["data_type"]
 
     def __str__(self) -> str:

@@ -34,12 +34,18 @@ def test_lines_lie_in_the_box_and_break_where_there_is_nothing(found: list[float
     chart = lines(
         "s", "t", "u", [Series(name="a", css="p50", values=found)], [str(i) for i in range(len(found))], plain, axis, floor=0.001
     )
-    (_series, path), *_ = chart.paths
+    (_series, line), *_ = chart.paths
+    (_series, dots), *_ = chart.dots
+    path = line + dots
     for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path):
         assert 0 <= float(x) <= WIDTH + 0.01
         assert 0 <= float(y) <= HEIGHT
     starts = sum(1 for n, v in enumerate(found) if v is not None and (n == 0 or found[n - 1] is None))
     assert path.count("M") == starts
+    padded = [None, *found, None]
+    assert dots.count("M") == sum(
+        v is not None and before is None and after is None for before, v, after in zip(padded, found, padded[2:], strict=False)
+    )
     assert [y for y, _label in chart.y_ticks] == sorted(y for y, _label in chart.y_ticks)
     assert chart.y_ticks[0][0] == 0 and chart.y_ticks[-1][0] == HEIGHT
 

@@ -12,11 +12,15 @@ from django.contrib.admin.sites import AdminSite
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
+from tests.app.models import Follow
 from tests.insight.test_rollup import write
 from tests.lanes import watch
-from visibility import admin as own
+from visibility import admin as own, dirty
 from visibility.admin import dashboard, events
+from visibility.explain import explain
+from visibility.insight import metrics
 from visibility.insight.histogram import bucket_of
 from visibility.models import Event, FreshnessSLO, Rollup
 from visibility.soft import sessions
@@ -157,8 +161,65 @@ class TestWhatTheyShow:
         text = text_of(root, "overview/resource/?name=counter:a")
         assert "Hot because 1 tab watches it" in text
         assert "user 7" in text
-        assert "Version 7 built in 0.100 s" in text
+        assert "Version 7 built in 100 ms" in text
         assert "watched × 1, hidden × 2" in text or "hidden × 2, watched × 1" in text
+
+    def test_one_snapshot_has_one_time_and_one_figure(self, root: Client) -> None:
+        metrics.flush()
+        body = root.get(BASE + "overview/resource/?name=counter:a").content.decode()
+        found = explain("counter:a")["snapshot"]
+        assert found is not None
+        card = re.search(r"<dt>built</dt><dd>(<time.*?</time>)</dd>.*?<dt>took</dt><dd>([^<]+)</dd>", body, re.S)
+        assert card is not None
+        told = rf"Version {found['version']} built in (.*?)</span>"
+        line = rf"{re.escape(card[1])}</span> <span class=\"vis-kind\">built</span> <span>{told}"
+        assert re.findall(line, body) == [card[2].replace("\u00a0", " ")]
+
+    def test_a_change_marked_by_scope_says_so(self, root: Client, make_user: Any) -> None:
+        user = make_user()
+        Follow.objects.bulk_create([Follow(follower=user, author=user)])
+        dirty.mark_scopes("feed", {f"author:{user.pk}": 1})
+        Event.objects.create(
+            source="model",
+            data_type="feed",
+            model="testapp.Post",
+            action="saved",
+            created_at=timezone.now(),
+            outcome="done",
+            decision={"feed": {"hot": 0, "cold": 1, "reasons": {"scope": 1}}},
+            body={"audience": {"feed": [{"scope": f"author:{user.pk}"}]}},
+        )
+        text = text_of(root, f"overview/resource/?name=feed:{user.pk}")
+        assert f"by its scope author:{user.pk} " in text
+        for page in (f"overview/resource/?name=feed:{user.pk}", "overview/", "event/"):
+            assert "hot 0, 1 scope mark" in text_of(root, page)
+
+    def test_few_samples_are_called_so(self, root: Client, redis: redis_py.Redis) -> None:
+        slo = FreshnessSLO.objects.get(data_type="counter")
+        pages = ("overview/", "freshnessslo/", f"freshnessslo/{slo.pk}/change/")
+        for page in pages[:2]:
+            assert "few samples" not in text_of(root, page)
+        redis.flushall()
+        Rollup.objects.all().delete()
+        write(1, {f"freshness_sent|counter|~{bucket_of(0.3)}": 5})
+        for page in pages:
+            assert "few samples" in text_of(root, page)
+        assert "few samples (5), median" in text_of(root, pages[-1])
+
+    def test_pages_open_on_the_last_hour(self, root: Client) -> None:
+        slo = FreshnessSLO.objects.get(data_type="counter")
+        for page in ("overview/", f"freshnessslo/{slo.pk}/change/"):
+            assert 'aria-current="true">Hour<' in root.get(BASE + page).content.decode()
+
+    def test_a_single_measure_is_drawn_as_a_dot(self, root: Client) -> None:
+        body = root.get(BASE + "overview/?range=hour").content.decode()
+        assert re.search(r'class="vis-line vis-line-p50 vis-dot" d="M[\d.]+ [\d.]+h0.01', body)
+
+    def test_freshness_promises_have_one_name(self, root: Client) -> None:
+        slo = FreshnessSLO.objects.get(data_type="counter")
+        for page in ("", "overview/", "freshnessslo/", f"freshnessslo/{slo.pk}/change/"):
+            text = text_of(root, page)
+            assert "Freshness promises" in text and "SLO" not in text
 
     def test_the_quarantine(self, root: Client) -> None:
         text = text_of(root, "dirtyflag/?state=quarantined")
@@ -287,7 +348,7 @@ class TestSites:
 
     def test_the_app_index_lists_the_pages(self, root: Client) -> None:
         text = text_of(root, "")
-        for name in ("Overview", "Freshness SLOs", "Processed events", "Dirty flags", "Scope marks"):
+        for name in ("Overview", "Freshness promises", "Processed events", "Dirty flags", "Scope marks"):
             assert name in text
 
     def test_nothing_can_be_added_or_deleted(self, system: Any, root: Client) -> None:

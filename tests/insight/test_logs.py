@@ -8,6 +8,7 @@ from tests.lanes import watch
 from visibility import signals
 from visibility.insight import logs, metrics, trail
 from visibility.soft import client
+from visibility.soft.snapshots import Stored
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +19,17 @@ def fresh() -> None:
     logs.connect()
 
 
+def snapshot(version: int) -> Stored:
+    return Stored(version, 1, 1_700_000_000_250, 0, 1_700_000_060_000, 2, "0.0.0", b"{}")
+
+
 def record(caplog: pytest.LogCaptureFixture, logger: str) -> logging.LogRecord:
     return next(one for one in caplog.records if one.name == logger)
 
 
 def test_every_figure_is_an_attribute_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "visibility")
-    logs.built("feed", [("feed:1", 7, 1_700_000_000_000)], 0.25)
+    logs.built("feed", [("feed:1", snapshot(7))], 0.25)
     signals.event_processed.send_robust("gate", event_ids=["a"], decision={"feed": {"hot": 1}}, seconds=0.01, error=None)
     signals.became_visible.send_robust("feed", resource="feed:1")
     signals.user_online.send_robust("presence", user_id="7")
@@ -75,7 +80,7 @@ class TestTrail:
         monkeypatch.setattr(metrics, "count", lambda name, n=1, **_named: counted.append((name, n)))
         for n in range(trail.PER_FLUSH - 3):
             trail.note(f"feed:{n}", "built")
-        logs.built("feed", [(f"feed:late{n}", n, 0) for n in range(10)], 0.1)
+        logs.built("feed", [(f"feed:late{n}", snapshot(n)) for n in range(10)], 0.1)
         assert counted == [("notes_dropped", 7)]
         metrics.flush()
         assert len(trail.read("feed:0")) == len(trail.read("feed:late2")) == 1
@@ -84,7 +89,10 @@ class TestTrail:
     def test_signals_leave_notes(self) -> None:
         watch("feed:1")
         signals.became_visible.send_robust("feed", resource="feed:1")
-        logs.built("feed", [("feed:1", 7, 0)], 0.25)
+        logs.built("feed", [("feed:1", snapshot(7))], 0.25)
         signals.became_hidden.send_robust("feed", resource="feed:1")
         metrics.flush()
-        assert [one["kind"] for one in trail.read("feed:1")] == ["hidden", "built", "visible"]
+        notes = trail.read("feed:1")
+        assert [one["kind"] for one in notes] == ["hidden", "built", "visible"]
+        # By the snapshot's own clock and figure, not those of the note.
+        assert (notes[1]["at"], notes[1]["seconds"]) == (1_700_000_000.25, 0.002)

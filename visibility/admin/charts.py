@@ -34,7 +34,8 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What the template draws: `paths` (series, path data), `bars`, tick labels, and the table behind it all."""
+    """What the template draws: `paths` and `dots` (series, path data; dots are points without a neighbour), `bars`, tick labels,
+    and the table behind it all."""
 
     slug: str
     title: str
@@ -44,6 +45,7 @@ class Chart:
     rows: Sequence[tuple[str, Sequence[str]]]
     y_ticks: Sequence[tuple[float, str]]
     paths: Sequence[tuple[Series, str]] = ()
+    dots: Sequence[tuple[Series, str]] = ()
     bars: Sequence[Bar] = ()
     empty: bool = field(default=False)
 
@@ -138,7 +140,7 @@ def lines(
 
     step = WIDTH / max(1, len(labels) - 1)
     ticks = [(y(10.0**power), axis(10.0**power)) for power in range(high, low - 1, -2 if high - low > 3 else -1)]
-    paths = [(one, _path(one.values, step, y)) for one in series]
+    drawn = [(one, *_path(one.values, step, y)) for one in series]
     rows = _table(series, labels, text)
     return Chart(
         slug=slug,
@@ -148,23 +150,28 @@ def lines(
         labels=labels,
         rows=rows,
         y_ticks=ticks,
-        paths=paths,
+        paths=[(one, path) for one, path, _ in drawn],
+        dots=[(one, dots) for one, _, dots in drawn],
         empty=not values,
     )
 
 
-def _path(values: Sequence[float | None], step: float, y: Callable[[float], float]) -> str:
-    parts: list[str] = []
+def _path(values: Sequence[float | None], step: float, y: Callable[[float], float]) -> tuple[str, str]:
+    """Path data of the lines, and of the points that have no neighbour to draw a line to."""
+    joined: list[str] = []
+    dots: list[str] = []
     pen_down = False
     for n, value in enumerate(values):
         if value is None:
             pen_down = False
             continue
-        x = round(n * step, 3)
-        alone = not pen_down and (n + 1 == len(values) or values[n + 1] is None)
-        parts.append(f"{'L' if pen_down else 'M'}{x:g} {y(value):g}" + (f"h{0.01}" if alone else ""))
-        pen_down = True
-    return "".join(parts)
+        place = f"{round(n * step, 3):g} {y(value):g}"
+        if not pen_down and (n + 1 == len(values) or values[n + 1] is None):
+            dots.append(f"M{place}h0.01")
+        else:
+            joined.append(f"{'L' if pen_down else 'M'}{place}")
+            pen_down = True
+    return "".join(joined), "".join(dots)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def overview(slug: str, now: dt.datetime | None = None) -> Overview:
     """Collect the overview: five queries, and some calls to Redis for each type and lane. Its tiles, charts and account are made
     of one reading of the figures, over the span that was chosen, so that they agree."""
     now = now or timezone.now()
-    chosen = RANGES.get(slug, RANGES["day"])
+    chosen = RANGES.get(slug, RANGES["hour"])
     names = [data_type.name for data_type in registry]
     steps = history.series(COUNTS, chosen.seconds, chosen.step, now)
     whole = Figures()

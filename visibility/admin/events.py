@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 
 from visibility.admin.base import BoundedAdmin, confirmed_action
 from visibility.datatypes import registry
+from visibility.insight.happenings import decided
 from visibility.models import Event
 from visibility.templatetags.visibility_admin import event_name, moment, outcome_css, outcome_word, span, state
 
@@ -200,8 +201,8 @@ class EventAdmin(BoundedAdmin):
 
     @display(description=gettext_lazy("the gate's decision"))
     def decided(self, event: Event) -> str:
-        rows = ((name, _("hot"), one.get("hot", 0), _("cold"), one.get("cold", 0)) for name, one in event.verdicts.items())
-        return format_html_join(mark_safe("<br>"), "{}: {} {}, {} {}", rows) or self.types(event)
+        rows = ((name, decided(one)) for name, one in event.verdicts.items())
+        return format_html_join(mark_safe("<br>"), "{}: {}", rows) or self.types(event)
 
     @display(description=gettext_lazy("reasons"))
     def reasons(self, event: Event) -> str:
@@ -221,17 +222,16 @@ class EventAdmin(BoundedAdmin):
         rows = [
             (
                 name,
-                one.get("hot", 0),
-                one.get("cold", 0),
+                decided(one),
                 ", ".join(f"{why} × {n}" for why, n in (one.get("reasons") or {}).items()) or "–",
             )
             for name, one in event.verdicts.items()
         ]
         if not rows:
             return "–"
-        head = [_("data type"), _("hot"), _("cold"), _("reasons")]
+        head = [_("data type"), _("decision"), _("reasons")]
         cells = format_html_join("", '<th scope="col">{}</th>', ((name,) for name in head))
-        body = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>', rows)
+        body = format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', rows)
         return format_html('<table class="vis-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', cells, body)
 
     @display(description=gettext_lazy("error"))

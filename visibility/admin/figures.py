@@ -96,6 +96,8 @@ def quantiles(
         whole.merge(histogram)
     values = {"n": plain(whole.count), "median": _span(whole.quantile(0.5)), "tail": _span(whole.quantile(0.99))}
     summary = _("In this span: %(n)s measured, median %(median)s, 99th percentile %(tail)s.") % values
+    if whole.count < freshness.FEW:
+        summary = _("In this span: few samples (%(n)s), median %(median)s.") % values
     return lines(slug, title, summary, series, [label_of(at, chosen) for at, _figures in steps], span, axis, floor=0.001)
 
 

@@ -83,7 +83,7 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
         """The overview."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = dashboard.overview(request.GET.get("range", "day"))
+        found = dashboard.overview(request.GET.get("range", "hour"))
         events = (
             Event.objects.order_by("-id").defer("body", "error")[:8] if request.user.has_perm("visibility.view_event") else ()
         )
@@ -194,15 +194,15 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
         if request.method == "POST":
             return self._act(request, name)
         if not name:
-            return self._page(request, "resource", "", _("Resource"), name="", found=None)
+            return self._page(request, "resource", "inspect", _("Resource"), name="", found=None)
         try:
             found = explain(name)
         except (BadResource, UnknownDataType) as error:
-            return self._page(request, "resource", "", _("Resource"), name=name, found=None, error=str(error))
+            return self._page(request, "resource", "inspect", _("Resource"), name=name, found=None, error=str(error))
         return self._page(
             request,
             "resource",
-            "",
+            "inspect",
             name,
             name=name,
             found=found,
@@ -251,7 +251,7 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
                 names=[name],
                 fields=[("act", what)],
                 button=_("Yes"),
-                current="",
+                current="inspect",
                 back=here,
             )
         try:

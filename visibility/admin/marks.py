@@ -190,7 +190,7 @@ class DirtyFlagAdmin(BoundedAdmin):
 
 
 class ScopeMarkAdmin(BoundedAdmin):
-    list_display = ("data_type", "scope", "last", "changes", "mark")
+    list_display = ("data_type", "scope", "last", "changes")
     list_display_links = None
     list_filter = (TypeFilter,)
     search_fields = ("scope",)

@@ -71,7 +71,7 @@ class FreshnessSLOAdmin(ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": _("Freshness"), **(extra_context or {})})
+        return super().changelist_view(request, {"title": _("Freshness promises"), **(extra_context or {})})
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """The list with each row's report beside it: three queries for all."""
@@ -88,7 +88,7 @@ class FreshnessSLOAdmin(ModelAdmin):  # type: ignore[type-arg]
         extra = dict(extra_context or {})
         slo = self.get_object(request, object_id)
         if slo is not None and request.method == "GET":
-            chosen = figures.RANGES.get(request.GET.get("range", ""), figures.RANGES["day"])
+            chosen = figures.RANGES.get(request.GET.get("range", ""), figures.RANGES["hour"])
             found = freshness.report([slo.data_type])
             extra |= {
                 "report": found[0] if found else None,
@@ -141,7 +141,8 @@ class FreshnessSLOAdmin(ModelAdmin):  # type: ignore[type-arg]
 
     @display(description=gettext_lazy("median"))
     def median(self, slo: Any) -> str:
-        return span(slo.report and slo.report.p50)
+        shown = span(slo.report and slo.report.p50)
+        return f"{shown} ({_('few samples')})" if slo.report and slo.report.few else shown
 
     @display(description=gettext_lazy("99th percentile"))
     def tail(self, slo: Any) -> str:

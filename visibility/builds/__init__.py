@@ -254,12 +254,12 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
             waited["freshness_resolved"].append(max(0.0, (now - (marked_ms or event_ms)) / 1000))
     for stage, seconds in waited.items():
         metrics.observe_all(stage, seconds, data_type=name)
-    _tell(name, [(one.resource, one.stored.version, one.stored.event_ms) for one in good if one.stored], took)
+    _tell(name, [(one.resource, one.stored) for one in good if one.stored], took)
 
 
-def _tell(name: str, rows: Sequence[tuple[str, int, int]], took: float) -> None:
+def _tell(name: str, rows: Sequence[tuple[str, snapshots.Stored]], took: float) -> None:
     logs.built(name, rows, took)
     if snapshot_built.has_listeners(name):
-        for resource, version, event_ms in rows:
-            event_at = datetime.fromtimestamp(event_ms / 1000, UTC) if event_ms else None
-            snapshot_built.send_robust(name, resource=resource, version=version, seconds=took, event_at=event_at)
+        for resource, one in rows:
+            event_at = datetime.fromtimestamp(one.event_ms / 1000, UTC) if one.event_ms else None
+            snapshot_built.send_robust(name, resource=resource, version=one.version, seconds=took, event_at=event_at)

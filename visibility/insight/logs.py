@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from visibility import signals
+
+if TYPE_CHECKING:
+    from visibility.soft.snapshots import Stored
 
 FIELDS = (
     "data_type",
@@ -48,18 +51,18 @@ def on_hidden(sender: str, resource: str, **kwargs: Any) -> None:
     log_presence.debug("%s became hidden", resource, extra={"data_type": sender, "resource": str(resource)})
 
 
-def built(data_type: str, rows: Sequence[tuple[str, int, int]], seconds: float) -> None:
-    """A batch was built: `(resource, version, event_ms)` of each. Called, not sent as a signal: that is one per resource."""
+def built(data_type: str, rows: Sequence[tuple[str, Stored]], seconds: float) -> None:
+    """A batch was built: each resource's snapshot, and what all took. Called, not sent as a signal: that is one per resource."""
     from visibility.insight import metrics, trail
 
     noted = rows[: trail.room()]
-    for resource, version, event_ms in noted:
-        trail.note(resource, "built", version=version, seconds=round(seconds, 4), event_at=event_ms / 1000 or None)
+    for resource, one in noted:
+        trail.note(resource, "built", at=one.built_ms / 1000, version=one.version, seconds=one.cost_ms / 1000)
     metrics.count("notes_dropped", len(rows) - len(noted))
     if log_build.isEnabledFor(logging.DEBUG):
-        for resource, version, _event_ms in rows:
-            extra = {"data_type": data_type, "resource": resource, "version": version, "seconds": seconds}
-            log_build.debug("%s built, version %s, in %.3f s", resource, version, seconds, extra=extra)
+        for resource, one in rows:
+            extra = {"data_type": data_type, "resource": resource, "version": one.version, "seconds": seconds}
+            log_build.debug("%s built, version %s, in %.3f s", resource, one.version, seconds, extra=extra)
 
 
 def on_event(

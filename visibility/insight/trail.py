@@ -30,7 +30,7 @@ def room() -> int:
 
 
 def note(resource: str, kind: str, **detail: str | int | float | None) -> None:
-    """Remember that this happened to a resource now. `kind` is a machine word; `detail` must be JSON."""
+    """Remember that this happened to a resource: now, or `at` (seconds since 1970). `kind` is a machine word, `detail` JSON."""
     # Looked at before the note is written out: under load most are dropped.
     if not room():
         metrics.count("notes_dropped")

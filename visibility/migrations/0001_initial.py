@@ -23,8 +23,8 @@ class Migration(migrations.Migration):
                 ('edited', models.BooleanField(default=False, verbose_name='edited by hand')),
             ],
             options={
-                'verbose_name': 'freshness SLO',
-                'verbose_name_plural': 'freshness SLOs',
+                'verbose_name': 'freshness promise',
+                'verbose_name_plural': 'freshness promises',
                 'ordering': ['data_type'],
             },
         ),

@@ -15,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _, gettext_lazy
 
+from visibility.insight.happenings import decided
 from visibility.insight.reasons import span as span_text
 from visibility.models import Event
 
@@ -24,7 +25,8 @@ LONGEST_NAME = 20
 ICONS = {"ok": "✓", "warn": "!", "bad": "✗", "none": "○", "hot": "●", "cold": "○", "info": "·"}
 PAGES = (
     ("overview", gettext_lazy("Overview"), "overview_changelist", "visibility.view_overview"),
-    ("slo", gettext_lazy("Freshness"), "freshnessslo_changelist", "visibility.view_freshnessslo"),
+    ("inspect", gettext_lazy("Inspect"), "overview_resource", "visibility.view_overview"),
+    ("slo", gettext_lazy("Freshness promises"), "freshnessslo_changelist", "visibility.view_freshnessslo"),
     ("events", gettext_lazy("Events"), "event_changelist", "visibility.view_event"),
     ("flags", gettext_lazy("Dirty flags"), "dirtyflag_changelist", "visibility.view_dirtyflag"),
     ("quarantine", gettext_lazy("Quarantine"), "dirtyflag_changelist", "visibility.view_dirtyflag"),
@@ -147,6 +149,9 @@ def event_name(event: Event) -> str | SafeString:
 def lookup(mapping: dict[str, Any], key: str) -> Any:
     """`mapping[key]`, or None."""
     return mapping.get(key)
+
+
+register.filter("decided", decided)
 
 
 @register.filter

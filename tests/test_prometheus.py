@@ -116,6 +116,7 @@ def test_M1_the_labels_are_data_type_result_and_lane_and_their_values_are_few() 
         assert len(set(series)) <= 40, family.name
 
 
+@pytest.mark.slow
 def test_M3_a_scrape_after_200_restarts_is_fast_and_the_counts_are_whole(redis: Any) -> None:
     code = (
         "import os, django; django.setup(); from visibility.insight import metrics\n"

@@ -104,6 +104,7 @@ def test_S4_a_thousand_hints_from_sync_code_use_the_connections_of_the_first(red
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.slow
 def test_S4_commits_of_sync_code_hold_the_connections_of_the_first(redis: redis_py.Redis) -> None:
     """The whole way: the gate, the lane, the job that wakes it; and what a worker then says to those who watch."""
     counter = Counter.objects.create(name="a")

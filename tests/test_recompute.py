@@ -127,6 +127,7 @@ def test_flushed_at_any_step_nothing_is_lost(live: Live, probes: Path, step: str
     assert look("probe:a").fresh != 0
 
 
+@pytest.mark.slow
 def test_fifteen_in_a_hundred_batches_killed_leave_no_stale_key(live: Live, probes: Path) -> None:
     """Writers, and drains of which many die in the middle of a build: in the end every snapshot equals the source."""
     keys = [f"k{n}" for n in range(60)]
@@ -612,6 +613,7 @@ def _connections() -> set[int]:
         return {int(number) for (number,) in cursor.fetchall()}
 
 
+@pytest.mark.slow
 def test_J16_a_read_only_redis_stops_nothing_for_good(
     live: Live, probes: Path, redis: redis_py.Redis, own_redis: servers.RedisServer
 ) -> None:
@@ -692,6 +694,7 @@ def test_a_build_that_had_begun_before_the_look_is_not_taken_for_one_after_it(db
     assert look("probe:a").queued
 
 
+@pytest.mark.slow
 def test_J10_a_cold_lane_moves_on_beside_a_busy_hot_one(live: Live, probes: Path) -> None:
     """Ten hot changes to one cold, all the time: the oldest cold entry gets no older than the machine lets the hot ones get."""
     hot = [f"probe:h{n}" for n in range(200)]

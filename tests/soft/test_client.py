@@ -37,6 +37,7 @@ async def test_two_thousand_reads_at_once_are_all_hits(probes: Path, redis: redi
     assert connections(redis) <= before + soft_client.CALLS
 
 
+@pytest.mark.slow
 async def test_two_thousand_that_wait_for_a_build_share_one_wait(probes: Path, redis: redis_py.Redis) -> None:
     await in_thread(change)("a", 1)
     order("a", hold=True)

@@ -23,6 +23,7 @@ from tests.support.probe import builds, order
 from tests.support.processes import Process, session_members
 from visibility import recompute, wake, workers
 from visibility.conf import settings
+from visibility.doctor import engine
 from visibility.read import read
 from visibility.soft import client as soft_client, levels, snapshots, upkeep
 
@@ -91,7 +92,7 @@ def test_a_worker_has_one_queue_with_its_own_serializer() -> None:
 # --- every way to run them ------------------------------------------------------------------------------------------------
 
 
-def test_visibility_worker_serves_every_lane_and_maintains(live: Live, probes: Path) -> None:
+def test_visibility_worker_serves_every_lane_and_maintains(live: Live, probes: Path, redis: redis_py.Redis) -> None:
     process = crew(live, "--lane", "hot=2", "--lane", "cold=1", up=3)
     wait_for(lambda: len(children(process)) == 3, 10)
     ask("a", 1)
@@ -99,6 +100,9 @@ def test_visibility_worker_serves_every_lane_and_maintains(live: Live, probes: P
     wait_for(lambda: stored("probe:a") == {"value": 1} and stored_cold("coldprobe:b") == {"value": 2}, 20)
     assert (upkeep.silence() or 0.0) < 3
     assert upkeep.silence() is not None
+    redis.flushall()
+    wait_for(lambda: (engine.workers("visibility-hot"), engine.workers("visibility-cold")) == (2, 1), 20, "all listen again")
+    assert set(redis.smembers("rq:workers")) == {key for key in redis.keys("rq:worker:*") if redis.ttl(key) > 0}
 
 
 def stored_cold(resource: str) -> Any:
@@ -114,11 +118,18 @@ def test_without_maintenance_it_leaves_that_to_others(live: Live, probes: Path) 
 
 
 @pytest.mark.parametrize("worker_class", ["rq.worker.SimpleWorker", "rq.worker.Worker"])
-def test_a_plain_rqworker_works(live: Live, probes: Path, worker_class: str) -> None:
+def test_a_plain_rqworker_works(live: Live, probes: Path, redis: redis_py.Redis, worker_class: str) -> None:
     live.worker(worker_class=worker_class)
     for n in range(1, 4):
         ask("a", n)
         wait_for(lambda n=n: stored() == {"value": n}, 15)
+    redis.flushall()
+
+    def listed() -> bool:
+        ask("a", 9)
+        return stored() == {"value": 9} and engine.workers("visibility-hot") == 1
+
+    wait_for(listed, 15, "its next job lists it")
 
 
 def test_a_pool_of_rq_workers_works(live: Live, probes: Path) -> None:

@@ -6,12 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
 import django_rq
-from rq import Queue
+from redis.exceptions import RedisError
+from rq import Queue, get_current_job
 
 from visibility import dirty, pressure, push
 from visibility.builds import build_claimed, holding
@@ -30,10 +32,12 @@ logger = logging.getLogger("visibility")
 ALONE_AFTER = 2
 GIVE_UP_AFTER_LOST = 8
 PEEK = 10
+LISTED_SECONDS = 1.0
 PRECOMPUTE_SECONDS = 2.0
 PRECOMPUTE_BATCH = 20
 _queues: dict[tuple[int, str], Queue] = {}
 _pace: dict[str, float] = {}
+_listed: dict[str, float] = {}
 
 
 def queue(name: str) -> Queue:
@@ -97,9 +101,24 @@ def fanout() -> int:
         _end()
 
 
+def _list_worker() -> None:
+    """Put this job's worker back on RQ's lists: a flush took it from there, and RQ writes them at a worker's start only."""
+    job, now = get_current_job(), time.monotonic()
+    if job is None or not job.worker_name or _listed.get(job.worker_name, 0.0) > now:
+        return
+    _listed.clear()
+    _listed[job.worker_name] = now + LISTED_SECONDS
+    key = f"rq:worker:{job.worker_name}"
+    with suppress(RedisError), job.connection.pipeline() as pipe:
+        pipe.sadd("rq:workers", key)
+        pipe.sadd(f"rq:workers:{job.origin}", key)
+        pipe.execute()
+
+
 def _begin() -> None:
     hygiene.forget_inherited()
     hygiene.close_old()
+    _list_worker()
 
 
 def _end() -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ REDIS_WAIT = 5.0
 MAX_DELAY = 30.0
 PR_SET_PDEATHSIG = 1
 LOST_PARENT = 3
+LISTED_SECONDS = 5.0
 # A worker's connection to a database that keeps none serves for so many seconds: a new one costs as much as a small batch.
 KEPT_SECONDS = 60
 
@@ -106,6 +107,28 @@ def keep_connections() -> None:
             own.update(CONN_MAX_AGE=KEPT_SECONDS, CONN_HEALTH_CHECKS=True)
 
 
+def keep_listed(worker: BaseWorker, ended: threading.Event) -> None:
+    """Until `ended` is set, register the worker anew where Redis has lost that (a flush): RQ does so at its start only."""
+    while not ended.wait(LISTED_SECONDS):
+        with contextlib.suppress(RedisError):
+            if worker.birth_date is not None and not worker.connection.hexists(worker.key, "birth"):
+                # What its heartbeats have written since would be taken for another worker of this name.
+                worker.connection.delete(worker.key)
+                worker.register_birth()
+
+
+@contextlib.contextmanager
+def listed(worker: BaseWorker) -> Iterator[None]:
+    """Inside this block the worker stays listed in RQ."""
+    ended = threading.Event()
+    keeper = threading.Thread(target=keep_listed, args=(worker, ended), name="visibility-listed", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def work_lane(lane: str, worker_class: str = SIMPLE) -> None:
     """Work on a lane until told to stop. A Redis outage is waited out, with a back-off; RQ itself gives up on some of them."""
     keep_connections()
@@ -121,7 +144,8 @@ def work_lane(lane: str, worker_class: str = SIMPLE) -> None:
             worker.log_job_description = False
             worker.max_connection_wait_time = REDIS_WAIT
             if not asked.is_set():
-                worker.work(logging_level="WARNING")
+                with listed(worker):
+                    worker.work(logging_level="WARNING")
             # RQ ends when it is told to, and on some troubles with Redis: only in the first case it notes when.
             if worker._shutdown_requested_date is not None:
                 return

@@ -1,4 +1,4 @@
-"""What the maintenance loop keeps in Redis: that somebody maintains, whose turn a duty is, what fails, how far a walk has come."""
+"""What the maintenance loop keeps in Redis: that somebody maintains, whose turn a duty is, what fails, how far a walk is."""
 
 from __future__ import annotations
 

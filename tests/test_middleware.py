@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.db import OperationalError
 
@@ -189,3 +192,22 @@ def test_sessions_of_other_engines(engine: str, make_user: Callable[..., User], 
     assert users_of([str(stored.session_key), "x" * 32]) == {stored.session_key: ann}
     stored.flush()
     assert users_of([str(stored.session_key)]) == {}
+
+
+async def test_a_cookie_that_no_database_takes_is_nobody_s_and_keeps_nobody_out(
+    tabs: Sockets, make_user: Callable[..., User]
+) -> None:
+    key = await sync_to_async(session_for)(await sync_to_async(make_user)("ann"))
+    name = settings.SESSION_COOKIE_NAME
+    cookies = [f"{name}={key}", f'{name}="\\000abcdefghij"', f"{name}={key}"]
+    opened = await asyncio.gather(*(tabs(headers=[(b"cookie", one.encode())]) for one in cookies))
+    assert [one.close_code for one in opened] == [None] * 3
+    assert len((await opened[0].watch("counter:a"))["resources"]) == 1
+
+
+def test_a_login_of_before_the_user_model_was_changed_fails_no_other(make_user: Callable[..., User]) -> None:
+    ann = make_user("ann")
+    key, old = session_for(ann), SessionStore()
+    old[SESSION_KEY], old[BACKEND_SESSION_KEY] = "no number", settings.AUTHENTICATION_BACKENDS[0]
+    old.save()
+    assert users_of([str(old.session_key), key]) == {key: ann}

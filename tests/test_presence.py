@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from django.contrib.auth.models import AnonymousUser, User
 import visibility
 from tests.app.models import Counter
 from tests.support import wait_for
-from tests.support.local import draining
+from tests.support.local import draining, immortal
 from visibility import signals
 from visibility.presence import Presence, announce, announce_users, drop, sweep
 from visibility.soft import leases, sessions
@@ -321,10 +322,15 @@ def test_a_hold_is_never_shortened_by_repeating_it() -> None:
     assert _left("counter:a") > 20
 
 
-@pytest.mark.parametrize(("seconds", "holder"), [(0, "x"), (-1, "x"), (1, ""), (1, "x" * 101), (1, None)])
-def test_a_hold_that_makes_no_sense(seconds: float, holder: Any) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "holder"),
+    [(0, "x"), (-1, "x"), (math.inf, "x"), (math.nan, "x"), (1e300, "x"), (1e12, "x"), ("5", "x"), (None, "x")]
+    + [(1, holder) for holder in ("", "x" * 101, None, "\ud800", "a\x00b")],
+)
+def test_a_hold_that_makes_no_sense(seconds: Any, holder: Any) -> None:
     with pytest.raises(ValueError, match=r"hold"):
         visibility.hold("counter:a", seconds, holder)
+    assert not immortal() and not visibility.is_visible("counter:a")
     with pytest.raises(visibility.BadResource):
         visibility.hold("counter", 1)
 

@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, Sum
 from django.utils import timezone
 
-from visibility.datatypes import DataType
+from visibility.datatypes import DataType, legible
 from visibility.models import DirtyFlag, ScopeMark, Summary
 from visibility.scopes import TROUBLE, Scopes, marks_query, scopes_of, unknown
 from visibility.sql import update_pairs, upsert
@@ -244,7 +244,7 @@ def quarantine(data_type: str, key: str, failures: int, error: str) -> None:
     mark(data_type, {key: 1})
     now = timezone.now()
     DirtyFlag.objects.using(_using(DirtyFlag)).filter(data_type=data_type, key=key).update(
-        failures=failures, last_error=error[:2000], quarantined_at=now, not_before=now + QUARANTINE
+        failures=failures, last_error=legible(error)[:2000], quarantined_at=now, not_before=now + QUARANTINE
     )
 
 

@@ -17,9 +17,9 @@ from asgiref.sync import sync_to_async
 from visibility import push
 from visibility.builds import look
 from visibility.conf import settings
-from visibility.datatypes import DataType, data_type_of, parse_resource, registry
+from visibility.datatypes import DataType, data_type_of, legible, parse_resource, registry
 from visibility.signals import became_hidden, became_visible, user_offline, user_online
-from visibility.soft import leases, sessions
+from visibility.soft import clock, leases, sessions
 from visibility.soft.leases import Renewed, Watch
 from visibility.users import user_key
 
@@ -159,11 +159,10 @@ def hold(resource: str, seconds: float, holder: str = "app") -> None:
     Repeating it renews; it never shortens. What is not current is built, as for the first watcher.
 
     Raises:
-        ValueError: not above 0 seconds, or a holder that is no text of 1 to 100 characters.
+        ValueError: not above 0 seconds, or more than ten years, or a holder that is no text of 1 to 100 characters.
     """
     name = str(parse_resource(resource))
-    if seconds <= 0:
-        raise ValueError(f"hold({name!r}): a time above 0 seconds, not {seconds!r}")
+    clock.check_seconds(f"hold({name!r})", seconds)
     announce(leases.renew([Watch(name, _holder(holder), "hold", seconds)]))
     look.look([name])
 
@@ -184,7 +183,7 @@ async def arelease(resource: str, holder: str = "app") -> None:
 
 
 def _holder(holder: str) -> str:
-    if not isinstance(holder, str) or not 1 <= len(holder) <= 100:
+    if not isinstance(holder, str) or not 1 <= len(holder) <= 100 or legible(holder) != holder:
         raise ValueError(f"a holder is a text of 1 to 100 characters, not {holder!r}")
     return f"hold/{holder}"
 

@@ -6,6 +6,7 @@ Session hashes made with an older secret key (`SECRET_KEY_FALLBACKS`) are accept
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,9 +16,11 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.auth.backends import ModelBackend
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.backends.db import SessionStore as DatabaseSession
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
+from visibility.datatypes import legible
 from visibility.soft.sessions import NOBODY
 
 
@@ -41,7 +44,8 @@ def session_store(key: str | None) -> SessionBase:
 
 def session_data(keys: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """What live sessions hold, by key; ended and unknown ones are absent. One query for the engines that use the database."""
-    wanted = list(dict.fromkeys(keys))
+    # A cookie can say anything: what no database takes is nobody's key, and must not fail the others of a batch.
+    wanted = [key for key in dict.fromkeys(keys) if legible(key) == key]
     store = session_store(None)
     if not isinstance(store, DatabaseSession):
         return {key: data for key in wanted if (data := session_store(key).load())}
@@ -59,7 +63,9 @@ def users_of(keys: Sequence[str]) -> dict[str, Any]:
     for key, data in found.items():
         path = data.get(BACKEND_SESSION_KEY)
         if SESSION_KEY in data and path in settings.AUTHENTICATION_BACKENDS:
-            claims[key] = get_user_model()._meta.pk.to_python(data[SESSION_KEY]), str(path)
+            # A login of before the user model was changed is nobody's.
+            with suppress(ValidationError):
+                claims[key] = get_user_model()._meta.pk.to_python(data[SESSION_KEY]), str(path)
     users = _users(set(claims.values()))
     return {key: user for key, claim in claims.items() if (user := users.get(claim)) is not None and _signed(user, found[key])}
 

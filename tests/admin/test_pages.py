@@ -306,6 +306,12 @@ class TestWhatTheyShow:
         assert "63 updates, 3 late" in text
         assert "Burn rates" in text
 
+    @pytest.mark.parametrize(
+        "page", ["overview/presence/?offset=²", "overview/presence/?user=%00", "dirtyflag/?type=%00", "event/?type=%00"]
+    )
+    def test_an_address_that_makes_no_sense_is_no_error(self, root: Client, page: str) -> None:
+        assert root.get(f"/admin/visibility/{page}").status_code == 200
+
     def test_a_flags_own_page_is_its_resources(self, root: Client) -> None:
         from visibility.models import DirtyFlag
 

@@ -198,6 +198,8 @@ def test_with_redis_away(transactional_db: None) -> None:
         (("quote", ["a"]), {"tenant": "x" * 101}, BadDeclaration, "tenant is text"),
         (("quote", ["a"]), {"payload": object()}, BadDeclaration, "not JSON"),
         (("quote", ["a"]), {"payload": float("nan")}, BadDeclaration, "not JSON"),
+        (("quote", ["a"]), {"payload": {"x": "a\x00"}}, BadDeclaration, "payload has NUL"),
+        (("quote", ["a"]), {"payload": {"x\\\x00": 1}}, BadDeclaration, "payload has NUL"),
         (("quote", ["a"]), {"payload": "x" * 9000}, PayloadTooLarge, "'quote'"),
     ],
 )
@@ -206,6 +208,12 @@ def test_bad_arguments_are_named(transactional_db: None, args: Any, kwargs: Any,
         with pytest.raises(error, match=says.replace("(", r"\(")):
             visibility.emit(*args, **kwargs)
         assert not Event.objects.exists()
+
+
+def test_a_payload_may_have_a_backslash_before_what_looks_like_nul(transactional_db: None) -> None:
+    with declared(Quote):
+        visibility.emit("quote", ["a"], id="m", payload={"cents": 1, "note": "\\u0000"})
+        assert Event.objects.get().body["payload"]["note"] == "\\u0000"
 
 
 def test_the_payload_limit_is_a_setting(transactional_db: None) -> None:

@@ -12,7 +12,9 @@ from django.conf import settings
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from tests.support.servers import RedisServer
-from visibility.soft.client import line
+from visibility.exceptions import RedisAway
+from visibility.soft import client as soft_client
+from visibility.soft.client import aclient, client, guard, line, turn
 from visibility.soft.line import Line
 
 
@@ -46,6 +48,37 @@ def test_a_server_that_was_demoted_is_connected_to_anew(redis: redis_py.Redis, o
         assert line().ask("CLIENT", "ID") != before
     finally:
         redis.replicaof("NO", "ONE")
+
+
+def test_the_pool_s_connections_to_a_server_that_was_demoted_are_made_anew(redis: redis_py.Redis, own_redis: RedisServer) -> None:
+    before = client().client_id()
+    redis.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(RedisAway), guard():
+            client().set("a", "1")
+        assert client().client_id() != before
+    finally:
+        redis.replicaof("NO", "ONE")
+
+
+async def test_so_are_those_of_an_event_loop(redis: redis_py.Redis, own_redis: RedisServer) -> None:
+    before = await aclient().client_id()
+    redis.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(RedisAway):
+            async with turn():
+                await aclient().set("a", "1")
+        assert await aclient().client_id() != before
+    finally:
+        redis.replicaof("NO", "ONE")
+
+
+def test_a_fork_while_a_thread_connects_leaves_the_child_a_lock_of_its_own() -> None:
+    with soft_client._lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if soft_client._lock.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_was_interrupted_is_never_answered_to_the_next(redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -74,7 +75,7 @@ def test_J9_a_lock_that_ended_cannot_be_extended(redis: redis_py.Redis) -> None:
 def test_J9_zero_and_less_are_refused_and_delete_nothing(redis: redis_py.Redis) -> None:
     held = Lock(NAME, 10)
     held.acquire()
-    for seconds in (0, -1):
+    for seconds in (0, -1, math.inf, math.nan, 1e300, "5"):
         with pytest.raises(ValueError):
             held.extend(seconds)
         with pytest.raises(ValueError):

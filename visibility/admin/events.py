@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _, gettext_lazy
 
 from visibility.admin.base import BoundedAdmin, confirmed_action
-from visibility.datatypes import registry
+from visibility.datatypes import legible, registry
 from visibility.insight.happenings import decided
 from visibility.models import Event
 from visibility.templatetags.visibility_admin import event_name, moment, outcome_css, outcome_word, span, state
@@ -98,7 +98,7 @@ class EventTypeFilter(SimpleListFilter):
         return [(data_type.name, data_type.name) for data_type in registry]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
-        name = self.value()
+        name = legible(self.value() or "")
         if not name:
             return queryset
         one = Q(data_type=name) | Q(data_type__startswith=f"{name},") | Q(data_type__endswith=f",{name}")

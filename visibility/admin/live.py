@@ -35,7 +35,7 @@ DROPS = ("user", "node", "session", "data_type", "resource")
 def offset_of(request: HttpRequest) -> int:
     """The page's first row; nonsense is the beginning."""
     text = request.GET.get("offset", "0")
-    return min(int(text), 10**9) if text.isdigit() and len(text) < 12 else 0
+    return min(int(text), 10**9) if text.isdecimal() and len(text) < 12 else 0
 
 
 class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]

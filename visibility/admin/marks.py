@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _, gettext_lazy
 
 from visibility.admin import acts
 from visibility.admin.base import BoundedAdmin, away_text, confirmed_action
-from visibility.datatypes import registry
+from visibility.datatypes import legible, registry
 from visibility.exceptions import RedisAway
 from visibility.models import DirtyFlag, ScopeMark
 from visibility.templatetags.visibility_admin import moment, resource_link, resource_url, span, state
@@ -32,7 +32,7 @@ class TypeFilter(SimpleListFilter):
         return [(data_type.name, data_type.name) for data_type in registry]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(data_type=self.value()) if self.value() else queryset
+        return queryset.filter(data_type=legible(name)) if (name := self.value()) else queryset
 
 
 class FlagFilter(SimpleListFilter):

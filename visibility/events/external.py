@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from visibility.sql.retry import retried
 
 _encoder = DjangoJSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 BIGGEST = 2**63 - 1
+# NUL in JSON text, and not a backslash that is followed by such letters: PostgreSQL keeps none.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +181,8 @@ def _body(data_type: DataType, part: Part, payload: Any) -> dict[str, Any]:
         size = len(text.encode())
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadDeclaration(f"emit({data_type.name!r}): the payload is not JSON: {error}") from error
+    if _NUL.search(text):
+        raise BadDeclaration(f"emit({data_type.name!r}): the payload has NUL in a text, which no database is sure to keep")
     limit = settings.LIMITS["payload_bytes"]
     if size > limit:
         raise PayloadTooLarge(

@@ -142,6 +142,22 @@ def close() -> None:
     _open_until = 0.0
 
 
+def _connect_anew() -> None:
+    """A read-only server was demoted: another may answer at its address by now, to whoever connects anew."""
+    here = os.getpid()
+    for found in [found for (pid, _), found in list(_sync.items()) if pid == here]:
+        pool = getattr(found.redis, "connection_pool", None)
+        if pool is not None:
+            pool.disconnect(inuse_connections=False)
+
+
+async def _aconnect_anew() -> None:
+    for found in list(_async.get(asyncio.get_running_loop(), {}).values()):
+        pool = getattr(found, "connection_pool", None)
+        if pool is not None:
+            await pool.disconnect(inuse_connections=False)
+
+
 class _Guard:
     """What `guard` answers: it has no state of its own, and is cheaper than a generator on the path of every call."""
 
@@ -154,6 +170,8 @@ class _Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         global _open_until
         if isinstance(error, AWAY):
+            if isinstance(error, ReadOnlyError):
+                _connect_anew()
             _open_until = time.monotonic() + OPEN_SECONDS
             raise RedisAway(f"Redis is away: {type(error).__name__}: {error}") from error
 
@@ -190,6 +208,8 @@ class _Turn:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._free.release()
+        if isinstance(error, ReadOnlyError):
+            await _aconnect_anew()
         _guard.__exit__(kind, error, trace)
 
 
@@ -204,6 +224,16 @@ def turn(*, waits: bool = False) -> _Turn:
     if found is None:
         found = _turns[loop] = _Turn(CALLS), _Turn(WAITS)
     return found[waits]
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may hold it while it forks.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Script:

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+# Milliseconds of much more are no number to a script in Redis.
+LONGEST = 10 * 366 * 86_400.0
 _offset: float | None = None
+
+
+def check_seconds(where: str, seconds: Any) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        ValueError: not above 0, or more than ten years; it begins with `where`.
+    """
+    try:
+        good = 0 < seconds <= LONGEST
+    except (TypeError, ArithmeticError):
+        good = False
+    if not good:
+        raise ValueError(f"{where}: seconds must be above 0 and at most ten years, not {seconds!r}")
 
 
 def seen(now_ms: int) -> None:

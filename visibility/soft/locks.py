@@ -13,6 +13,7 @@ from socket import gethostname
 from visibility.conf import settings
 from visibility.exceptions import LockLost
 from visibility.soft.client import run
+from visibility.soft.clock import check_seconds
 from visibility.soft.keys import shard_of
 
 
@@ -20,8 +21,7 @@ class Lock:
     """A lock held under a token of its own. `fence` only grows: let what you write to refuse a lower one."""
 
     def __init__(self, name: str, seconds: float) -> None:
-        if seconds <= 0:
-            raise ValueError(f"lock {name!r}: a time above 0 seconds, not {seconds!r}")
+        check_seconds(f"lock {name!r}", seconds)
         self.name, self.seconds, self.fence = name, seconds, 0
         # People see the part before the slash.
         self._owner = f"{settings.NODE or gethostname()}:{os.getpid()}/{token_hex(16)}"
@@ -46,11 +46,10 @@ class Lock:
 
         Raises:
             LockLost: it had ended; stop without writing.
-            ValueError: not above 0.
+            ValueError: not above 0, or more than ten years.
         """
         span = self.seconds if seconds is None else seconds
-        if span <= 0:
-            raise ValueError(f"lock {self.name!r}: extend by a time above 0 seconds, not {span!r}")
+        check_seconds(f"extend lock {self.name!r}", span)
         if not self._call("extend", span):
             raise LockLost(f"lock {self.name!r} ended before it was extended")
 

@@ -17,7 +17,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 
 import visibility
-from tests.app.models import Counter, Room
+from tests.app.models import Counter, Follow, Post, Room
 from tests.support import await_for, servers
 from tests.support.fuzz import random_frame
 from tests.support.local import Sockets, achange, draining, no_traceback
@@ -653,6 +653,23 @@ async def test_watching_while_redis_is_away_is_made_good(
         redis_server.resume()
     await tab.ping()
     await tab.data("counter:a", {"value": 1}, 10)
+
+
+async def test_a_key_that_scopes_cannot_read_gets_nothing_and_the_others_theirs(
+    tabs: Sockets, ann: User, builds: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = type(registry.get("feed"))
+    monkeypatch.setattr(feed, "can_watch", lambda self, user, key: True)
+    tab = await tabs(ann)
+    own = f"feed:{ann.pk}"
+    await tab.send({"op": "watch", "id": 1, "resources": ["feed:ada", own]})
+    answer = await tab.expect("watched", 10, id=1)
+    assert set(answer["resources"]) == {"feed:ada", own}
+    await tab.data(own, {"posts": []}, 10)
+    await Post.objects.acreate(author=ann, text="mine")
+    await Follow.objects.acreate(follower=ann, author=ann)
+    await tab.data(own, {"posts": ["mine"]}, 10)
+    assert tab.close_code is None
 
 
 async def test_a_redis_that_restarts_empty_keeps_the_sockets(

@@ -6,6 +6,7 @@ No check asks Redis or a database; what can only be seen at run time is the doct
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -65,7 +66,7 @@ def check_keys(**_: Any) -> Iterator[CheckMessage]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_values(**_: Any) -> Iterator[CheckMessage]:
@@ -74,6 +75,9 @@ def check_values(**_: Any) -> Iterator[CheckMessage]:
     if url.partition("://")[0] not in _SCHEMES or "://" not in url:
         hint = "redis://host:6379/0, rediss://…, unix://…, sentinel://a:26379,b:26379/service/0 or cluster://a:6379,b:6379"
         yield Error("VISIBILITY['REDIS_URL'] is no address of a Redis.", hint=hint, id="visibility.E003")
+    elif url.startswith("sentinel:") and not url.partition("://")[2].partition("/")[2].strip("/"):
+        hint = "sentinel://a:26379,b:26379/service/0"
+        yield Error("VISIBILITY['REDIS_URL'] names no service of its Sentinels.", hint=hint, id="visibility.E003")
     bad = [name for name in _ABOVE_ZERO if not _is_number(settings.__getattr__(name)) or settings.__getattr__(name) <= 0]
     bad += [
         name
@@ -99,12 +103,24 @@ def check_values(**_: Any) -> Iterator[CheckMessage]:
     if not re.fullmatch(r"[\w.-]+", str(settings.PREFIX)):
         hint = "Letters, digits, '_', '.' and '-': it stands in the hash tag of every key."
         yield Error(f"VISIBILITY['PREFIX'] is {settings.PREFIX!r}.", hint=hint, id="visibility.E008")
-    limits = settings.RATE_LIMITS
-    for name, value in limits.items() if isinstance(limits, Mapping) else ():
+    rates = settings.RATE_LIMITS
+    for name, value in rates.items() if isinstance(rates, Mapping) else ():
         if value is not None and not (_is_number(value) and value > 0) and not (isinstance(value, str) and _RATE.match(value)):
             where = f"VISIBILITY['RATE_LIMITS'][{name!r}] is {value!r}."
             yield Error(where, hint="Write '100/s', '600/m', '5000/h', a number per second, or None.", id="visibility.E009")
+    yield from _check_limits()
     yield from _check_shadow()
+
+
+def _check_limits() -> Iterator[CheckMessage]:
+    """E004: SHARDS and LIMITS."""
+    if _is_number(settings.SHARDS) and type(settings.SHARDS) is not int:
+        yield Error("VISIBILITY['SHARDS'] must be a whole number.", hint="Its default is 1.", id="visibility.E004")
+    limits = settings.LIMITS
+    for name, value in limits.items() if isinstance(limits, Mapping) else ():
+        if name in DEFAULTS["LIMITS"] and not (_is_number(value) and value >= 1):
+            where = f"VISIBILITY['LIMITS'][{name!r}] must be a number of at least 1."
+            yield Error(where, hint=f"Its default is {DEFAULTS['LIMITS'][name]!r}.", id="visibility.E004")
 
 
 def _check_shadow() -> Iterator[CheckMessage]:
@@ -133,7 +149,7 @@ def check_lanes(**_: Any) -> Iterator[CheckMessage]:
     users: dict[Any, list[str]] = {}
     for name, options in lanes.items():
         where = f"VISIBILITY['LANES'][{name!r}]"
-        if not isinstance(options, Mapping) or not options.get("queue"):
+        if not isinstance(options, Mapping) or not options.get("queue") or not isinstance(options["queue"], str):
             yield Error(f"{where} names no RQ queue.", hint='Write {"queue": "visibility-hot"}.', id="visibility.E011")
             continue
         for key in set(options) - known:
@@ -147,6 +163,13 @@ def check_lanes(**_: Any) -> Iterator[CheckMessage]:
         if not _is_number(budget) or not 0 < budget <= _JOB_SLACK:
             hint = f"A drain's RQ timeout is BUILD_TIMEOUT + {_JOB_SLACK} s: a budget above that would be cut off."
             yield Error(f"{where}['budget'] must be above 0 and at most {_JOB_SLACK} s.", hint=hint, id="visibility.E011")
+            budget = _JOB_SLACK
+        for key, most in (("share", 1.0), ("idle", budget), ("gather", budget)):
+            if key in options and not (
+                _is_number(options[key]) and 0 <= options[key] <= most and (options[key] or key != "share")
+            ):
+                hint = "A share is above 0 and at most 1; idle and gather are seconds within the budget."
+                yield Error(f"{where}[{key!r}] is {value!r}.", hint=hint, id="visibility.E011")
         if options["queue"] not in queues:
             hint = f"Add it to RQ_QUEUES. {_near(options['queue'], queues)}" if queues else "Set RQ_QUEUES, as django-rq asks."
             yield Error(
@@ -167,8 +190,8 @@ def check_types(**_: Any) -> Iterator[CheckMessage]:
 
 def _check_type(data_type: DataType) -> Iterator[CheckMessage]:
     cls, name = type(data_type), data_type.name
-    if data_type.lane not in settings.LANES:
-        hint = f"Add it to VISIBILITY['LANES']. {_near(data_type.lane, map(str, settings.LANES))}"
+    if data_type.lane not in (settings.LANES or ()):
+        hint = f"Add it to VISIBILITY['LANES']. {_near(data_type.lane, map(str, settings.LANES or ()))}"
         yield Error(
             f"Data type {name!r} uses the lane {data_type.lane!r}, which does not exist.",
             hint=hint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ def parse_resource(name: str) -> Resource:
     return Resource(kind, check_key(kind, key))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 class Hidden(enum.Enum):
     """What a change does to a resource that nobody watches."""
 
@@ -80,10 +85,15 @@ class Freshness:
     window: int = 86_400
 
     def __post_init__(self) -> None:
+        for name in ("seconds", "objective", "window"):
+            if not _is_number(getattr(self, name)):
+                raise BadDeclaration(f"Freshness({name}={getattr(self, name)!r}): must be a number")
         if self.seconds <= 0:
             raise BadDeclaration(f"Freshness(seconds={self.seconds!r}): must be above 0")
         if not 0 < self.objective < 1:
             raise BadDeclaration(f"Freshness(objective={self.objective!r}): must be between 0 and 1")
+        if self.window <= 0:
+            raise BadDeclaration(f"Freshness(window={self.window!r}): must be above 0")
 
 
 class Audience:
@@ -262,6 +272,23 @@ class DataType:
         return type(self).apply is not DataType.apply
 
 
+def _check_times(cls: type[DataType], where: str) -> None:
+    for name in ("ttl", "soft_ttl", "coalesce", "jitter"):
+        if not _is_number(getattr(cls, name)):
+            raise BadDeclaration(f"{where}: {name} = {getattr(cls, name)!r} must be a number")
+    if cls.background is not None and not (_is_number(cls.background) and cls.background >= 0):
+        raise BadDeclaration(f"{where}: background = {cls.background!r} must be None or a number of seconds")
+    window = cls.active_window
+    if window is not None and not (_is_number(window) and 0 < window <= 366 * 86_400):
+        raise BadDeclaration(f"{where}: active_window = {window!r} must be None, or above 0 and at most a year of seconds")
+    if not isinstance(cls.freshness, Freshness):
+        raise BadDeclaration(f"{where}: freshness = {cls.freshness!r}; write Freshness(seconds=…)")
+    if not isinstance(cls.lane, str):
+        raise BadDeclaration(f"{where}: lane = {cls.lane!r} must be the name of a lane")
+    if not 0 < cls.soft_ttl <= cls.ttl:
+        raise BadDeclaration(f"{where}: soft_ttl = {cls.soft_ttl!r} must be above 0 and at most ttl = {cls.ttl!r}")
+
+
 T = TypeVar("T", bound=type[DataType])
 
 
@@ -278,7 +305,7 @@ class Registry:
         """Class decorator: make a data type known.
 
         Raises:
-            BadDeclaration: no legal name, a name already taken, or no build.
+            BadDeclaration: no legal name, a name already taken, no build, or times that make no sense.
         """
         if not (isinstance(cls, type) and issubclass(cls, DataType)):
             raise BadDeclaration(f"@register is for subclasses of DataType, not {cls!r}")
@@ -296,8 +323,7 @@ class Registry:
             raise BadDeclaration(f"{where}: data type {cls.name!r} defines neither build(key) nor build_many(keys)")
         if not isinstance(cls.hidden, Hidden):
             raise BadDeclaration(f"{where}: hidden = {cls.hidden!r}; choose Hidden.DEFER, Hidden.SUMMARISE or Hidden.DROP")
-        if not 0 < cls.soft_ttl <= cls.ttl:
-            raise BadDeclaration(f"{where}: soft_ttl = {cls.soft_ttl!r} must be above 0 and at most ttl = {cls.ttl!r}")
+        _check_times(cls, where)
         self._types[cls.name] = instance
         self.revision += 1
         for listener in self._listeners:

@@ -165,9 +165,8 @@ def check_lanes(**_: Any) -> Iterator[CheckMessage]:
             yield Error(f"{where}['budget'] must be above 0 and at most {_JOB_SLACK} s.", hint=hint, id="visibility.E011")
             budget = _JOB_SLACK
         for key, most in (("share", 1.0), ("idle", budget), ("gather", budget)):
-            if key in options and not (
-                _is_number(options[key]) and 0 <= options[key] <= most and (options[key] or key != "share")
-            ):
+            value = options.get(key, 0 if key == "idle" else most)
+            if not (_is_number(value) and 0 <= value <= most) or (key == "share" and not value):
                 hint = "A share is above 0 and at most 1; idle and gather are seconds within the budget."
                 yield Error(f"{where}[{key!r}] is {value!r}.", hint=hint, id="visibility.E011")
         if options["queue"] not in queues:

@@ -161,8 +161,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder in ("browser", "chaos"):
             item.add_marker(folder)
-        elif folder == "benchmarks":
-            item.add_marker("chaos")
         elif not item.get_closest_marker("chaos") and (
             {"db", "transactional_db"} & set(item.fixturenames) or item.get_closest_marker("django_db")
         ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.sites import AdminSite
 from django.db import connection
 from django.test import Client
@@ -17,6 +18,7 @@ from django.utils import timezone
 from tests.app.models import Follow
 from tests.insight.test_rollup import write
 from tests.lanes import watch
+from tests.support.declared import waiting
 from visibility import admin as own, dirty
 from visibility.admin import dashboard, events
 from visibility.explain import explain
@@ -311,6 +313,14 @@ class TestWhatTheyShow:
     )
     def test_an_address_that_makes_no_sense_is_no_error(self, root: Client, page: str) -> None:
         assert root.get(f"/admin/visibility/{page}").status_code == 200
+
+    @pytest.mark.parametrize("name", ["counter:a%00b", "counter:" + "k" * 201, "nosuch:1", "counter"])
+    def test_nothing_is_done_to_what_is_no_resource(self, root: Client, name: str) -> None:
+        for act in ("rebuild", "release", "discard"):
+            page = root.post(f"/admin/visibility/overview/resource/?name={name}", {"act": act, "confirmed": "1"}, follow=True)
+            assert "resource" in page.content.decode() or "data type" in page.content.decode()
+        assert not LogEntry.objects.exists()
+        assert "k" * 201 not in waiting("counter")
 
     def test_a_flags_own_page_is_its_resources(self, root: Client) -> None:
         from visibility.models import DirtyFlag

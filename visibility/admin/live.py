@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _, ngettext
 from visibility import doctor
 from visibility.admin import acts, charts, dashboard, figures
 from visibility.admin.base import away_text, confirm, log_resource
-from visibility.datatypes import registry
+from visibility.datatypes import parse_resource, registry
 from visibility.exceptions import BadResource, RedisAway, UnknownDataType, VisibilityError
 from visibility.explain import explain
 from visibility.models import Event, Overview
@@ -242,6 +242,11 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
         if not request.user.has_perm(f"visibility.{permission}"):
             raise PermissionDenied
         here = resource_url(name)
+        try:
+            parse_resource(name)
+        except (BadResource, UnknownDataType) as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(here)
         if not request.POST.get("confirmed"):
             return confirm(
                 request,

@@ -56,6 +56,8 @@ def window(browser: Any, live_server: Any, system: Any, root: Client, request: p
         "console", lambda line: line.type == "error" and "favicon" not in str(line.location) and page.errors.append(line.text)
     )
     yield page
+    # A page that draws itself anew may have a request under way.
+    page.unroute_all(behavior="ignoreErrors")
     context.close()
 
 

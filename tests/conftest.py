@@ -180,6 +180,8 @@ def pytest_runtest_makereport(
             name = " ".join(process.command)
             if "-server" not in process.command[0] and (output := process.output.strip()):
                 report.sections.append((f"log of {name[:100]}", output[-4000:]))
+    # Tests of text that cannot be encoded log it, and a report has to travel between processes.
+    report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
     return report
 
 

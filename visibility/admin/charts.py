@@ -58,8 +58,8 @@ class Chart:
 
 
 def nice(top: float) -> float:
-    """The least of 1, 2, 2.5, 5 × 10ⁿ that is not below."""
-    if top <= 0:
+    """The least of 1, 2, 2.5, 5 × 10ⁿ that is not below; 1 for next to nothing."""
+    if top < 1e-12:
         return 1.0
     power = 10.0 ** math.floor(math.log10(top))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= top * (1 - 1e-9))

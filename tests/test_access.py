@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth import logout
 from django.contrib.auth.models import AnonymousUser, Group, Permission, User
 from django.contrib.sessions.models import Session
-from django.db import DatabaseError, OperationalError, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test import RequestFactory
 from django.utils import timezone
 
@@ -223,6 +223,8 @@ async def test_revoking_inside_a_transaction_asks_again_after_it(tabs: Sockets, 
             room.members.remove(ann)
             visibility.revoke(ann, name)
             asyncio.run_coroutine_threadsafe(back(), loop).result(10)
+        # This thread is nobody else's.
+        connections.close_all()
 
     async def back() -> None:
         # The client is quicker than the commit, and what it may is still what stood before.

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks.apart import ask, chosen
 from tests.benchmarks.bars import BARS
 from tests.benchmarks.harness import SIZES, Bar, dump, part_of, say, table
-
-ROOT = Path(__file__).resolve().parents[2]
-# Settings of whoever calls must not change what is measured.
-OWN = ("DJANGO_SETTINGS_MODULE", "REDIS_URL")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,17 +33,12 @@ def measure(name: str, databases: Sequence[str], size: str) -> Bar:
     """One bar, each database in a process of its own."""
     entry = BARS[name]
     bar = Bar(name=name, title=entry.title)
-    for database in [one for one in entry.databases if one in databases] or list(entry.databases[:1]):
+    for database in chosen(entry.databases, databases):
         say(f"{name} on {database} …")
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "result.json"
-            env = {key: value for key, value in os.environ.items() if key not in OWN and not key.startswith("VISIBILITY_")}
-            command = [sys.executable, "-m", "tests.benchmarks.child", name, database, size, str(file)]
-            code = subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr, check=False).returncode
-            found = json.loads(file.read_text()) if file.exists() else {"error": f"its process ended with {code}"}
-        bar.parts += [part_of(row) for row in found.get("parts", ())]
-        bar.versions.update(found.get("versions", {}))
-        bar.seconds += found.get("seconds", 0.0)
+        found = ask("tests.benchmarks.child", name, database, size)
+        bar.parts += [part_of(row) for row in found["rows"]]
+        bar.versions.update(found["versions"])
+        bar.seconds += found["seconds"]
         if found["error"]:
             bar.errors.append(f"{database}: {found['error']}")
     return bar

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-import traceback
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+from tests.benchmarks.apart import answer
 from tests.benchmarks.bars import BARS
 from tests.benchmarks.harness import SIZES
-from tests.benchmarks.stage import on_stage, run
+from tests.benchmarks.stage import Stage, on_stage, run
 
 
 def main(name: str, database: str, size: str, file: str) -> None:
-    """Measure, and write parts, versions or the error as JSON into the file."""
-    begun = time.monotonic()
-    found: dict[str, Any] = {"parts": [], "versions": {}, "error": ""}
+    """Measure, and write the parts into the file; one that is held to another limit than the bar's is an error."""
     entry = BARS[name]
-    try:
-        with on_stage(database, SIZES[size], entry.visibility, durable=entry.durable) as stage:
-            found["versions"] = stage.versions()
-            for part in run(entry.where, stage):
-                found["parts"].append(part.as_json())
-                entry.check(part)
-    except BaseException as error:
-        # pytest's Skipped is one: `need` says with it what this machine lacks.
-        found["error"] = f"{type(error).__name__}: {error}"
-        if not type(error).__module__.startswith("_pytest"):
-            traceback.print_exc()
-        if isinstance(error, KeyboardInterrupt):
-            raise
-    finally:
-        found["seconds"] = time.monotonic() - begun
-        Path(file).write_text(json.dumps(found))
+
+    def parts(stage: Stage) -> Iterator[dict[str, Any]]:
+        for part in run(entry.where, stage):
+            yield part.as_json()
+            entry.check(part)
+
+    answer(file, partial(on_stage, database, SIZES[size], entry.visibility, durable=entry.durable), parts)
 
 
 if __name__ == "__main__":

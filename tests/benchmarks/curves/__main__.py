@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.__main__ import OWN, ROOT
+from tests.benchmarks.apart import ask, chosen
 from tests.benchmarks.curves.core import Curve, Result, dump, merge, result_of, text
 from tests.benchmarks.curves.names import CURVES
 from tests.benchmarks.curves.svg import draw
@@ -35,17 +32,12 @@ def parser() -> argparse.ArgumentParser:
 def measure(name: str, databases: Sequence[str], size: str, about: dict[str, Any]) -> list[Result]:
     """One command's results, each database in a process of its own. `about` learns of versions, seconds and errors."""
     entry, results = CURVES[name], []
-    for database in [one for one in entry.databases if one in databases] or list(entry.databases[:1]):
+    for database in chosen(entry.databases, databases):
         say(f"{name} on {database} …")
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "result.json"
-            env = {key: value for key, value in os.environ.items() if key not in OWN and not key.startswith("VISIBILITY_")}
-            command = [sys.executable, "-m", "tests.benchmarks.curves.child", name, database, size, str(file)]
-            code = subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr, check=False).returncode
-            found = json.loads(file.read_text()) if file.exists() else {"error": f"its process ended with {code}"}
-        results += [result_of(row) for row in found.get("results", ())]
-        about["versions"].update(found.get("versions", {}))
-        about["seconds"][f"{name} {database}"] = round(found.get("seconds", 0.0), 1)
+        found = ask("tests.benchmarks.curves.child", name, database, size)
+        results += [result_of(row) for row in found["rows"]]
+        about["versions"].update(found["versions"])
+        about["seconds"][f"{name} {database}"] = round(found["seconds"], 1)
         if found["error"]:
             about["errors"].append(f"{name} on {database}: {found['error']}")
     return merge(results)

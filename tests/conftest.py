@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,27 @@ class Live:
 
 
 @pytest.fixture
-async def tabs() -> AsyncIterator[Callable[..., Any]]:
-    """`tab = await tabs(site, user)` opens a socket as a browser tab would; all close with the test."""
+async def tabs() -> AsyncIterator[Any]:
+    """`tab = await tabs(user)` opens a socket in this very process (`tests.support.local.Sockets`); all close with the test."""
+    from tests.support.local import Sockets
+
+    opened = Sockets()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def builds() -> Iterator[Mapping[str, int]]:
+    """Lanes are drained by a thread of this process; how often each resource was built."""
+    from tests.support.local import draining
+
+    with draining() as built:
+        yield built
+
+
+@pytest.fixture
+async def site_tabs() -> AsyncIterator[Callable[..., Any]]:
+    """`tab = await site_tabs(site, user)` opens a socket to a real server as a browser tab would; all close with the test."""
     async with AsyncExitStack() as stack:
 
         async def open_tab(site: servers.Site, user: User | None = None, **options: Any) -> Tab:

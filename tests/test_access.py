@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from django.utils import timezone
 import visibility
 from tests.app.models import Counter, Room
 from tests.support import await_for
-from tests.support.local import Sockets, draining
+from tests.support.local import Sockets
 from tests.support.sizes import size
 from tests.support.sockets import Tab, session_for
 from visibility import access, push
@@ -37,19 +37,6 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.VISIBILITY = {**settings.VISIBILITY, "HEARTBEAT": 1, "TTL": 5, "LINGER": 0.3, "RECHECK": 60}
-
-
-@pytest.fixture
-async def tabs() -> AsyncIterator[Sockets]:
-    opened = Sockets()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def builds() -> Iterator[Mapping[str, int]]:
-    with draining() as built:
-        yield built
 
 
 @pytest.fixture

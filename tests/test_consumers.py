@@ -8,7 +8,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -39,19 +39,6 @@ pytestmark = [pytest.mark.django_db(transaction=True)]
 @pytest.fixture(autouse=True)
 def quick(settings: Any) -> None:
     settings.VISIBILITY = {**settings.VISIBILITY, "HEARTBEAT": 1, "TTL": 3, "LINGER": 0.3, "NODE": "here"}
-
-
-@pytest.fixture
-async def tabs() -> AsyncIterator[Sockets]:
-    opened = Sockets()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def builds() -> Iterator[Mapping[str, int]]:
-    with draining() as built:
-        yield built
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,13 +22,6 @@ from visibility.sockets import frames
 from visibility.users import users_of
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture
-async def tabs() -> AsyncIterator[Sockets]:
-    opened = Sockets()
-    yield opened
-    await opened.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 
 from tests.app.models import Counter
 from tests.support import await_for, wait_for
-from tests.support.local import Sockets, draining
+from tests.support.local import Sockets
 from tests.support.sockets import Tab
 from visibility import push, recompute
 from visibility.sockets.hub import hub_here
@@ -31,19 +31,6 @@ def quick(settings: Any) -> Iterator[None]:
     settings.VISIBILITY = {**settings.VISIBILITY, "HEARTBEAT": 1, "TTL": 30, "LINGER": 0.3}
     yield
     push.close()
-
-
-@pytest.fixture
-async def tabs() -> AsyncIterator[Sockets]:
-    opened = Sockets()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def builds() -> Iterator[Mapping[str, int]]:
-    with draining() as built:
-        yield built
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from django.test import Client
 import visibility
 from tests.app.models import Counter, Follow, Notice, Post, Room
 from tests.support import await_for
-from tests.support.local import Sockets, draining
+from tests.support.local import Sockets
 from tests.support.processes import free_port
 from visibility import dirty, testing
 from visibility.sockets.hub import hub_here
@@ -40,19 +40,6 @@ NASTY = [
     "<script>alert(1)</script>", "<img/src=x/onerror=alert(1)>", "return", "redis.call('FLUSHALL')", "a|b", "-1", "\u202e",
     "\N{CYRILLIC SMALL LETTER ZHE}", "\N{COLLISION SYMBOL}", "x" * 200,
 ]  # fmt: skip
-
-
-@pytest.fixture
-async def tabs() -> AsyncIterator[Sockets]:
-    opened = Sockets()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def builds() -> Iterator[Mapping[str, int]]:
-    with draining() as built:
-        yield built
 
 
 def _private(user: User) -> list[str]:

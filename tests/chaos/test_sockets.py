@@ -68,15 +68,15 @@ def calm(site: Any) -> None:
 
 
 @both
-async def test_the_protocol_on_a_real_server(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_the_protocol_on_a_real_server(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     site = await start(live, server)
     with draining():
-        tab = await tabs(site, ann)
+        tab = await site_tabs(site, ann)
         assert (await tab.watch("counter:a"))["resources"]["counter:a"]["watchers"] == 1
         await put("a", 1)
         shown = await tab.data("counter:a", {"value": 1})
         assert (await tab.ping())["versions"] == {"counter:a": shown["version"]}
-        second = await tabs(site, ann)
+        second = await site_tabs(site, ann)
         await second.watch("counter:a", since={"counter:a": shown["version"]})
         await tab.expect("watchers", count=2)
         await second.send(b"\x00")
@@ -86,16 +86,16 @@ async def test_the_protocol_on_a_real_server(live: Any, tabs: Any, ann: User, se
         await tab.unwatch("counter:a")
         await second.close()
         await await_for(lambda: gone("counter:a"), 5)
-        foreign = await tabs(site, ann, origin="https://evil.test", hello=False)
+        foreign = await site_tabs(site, ann, origin="https://evil.test", hello=False)
         assert await foreign.closed() == ORIGIN_REFUSED
     calm(site)
 
 
 @both
-async def test_two_servers_share_watchers_and_presence(live: Any, tabs: Any, ann: User, make_user: Any, server: str) -> None:
+async def test_two_servers_share_watchers_and_presence(live: Any, site_tabs: Any, ann: User, make_user: Any, server: str) -> None:
     first, second = await start(live, server, NODE="web-1"), await start(live, server, NODE="web-2")
     with draining():
-        one, two = await tabs(first, ann), await tabs(second, ann)
+        one, two = await site_tabs(first, ann), await site_tabs(second, ann)
         await one.watch("counter:a")
         assert (await two.watch("counter:a"))["resources"]["counter:a"]["watchers"] == 2
         await one.expect("watchers", count=2)
@@ -110,7 +110,7 @@ async def test_two_servers_share_watchers_and_presence(live: Any, tabs: Any, ann
 
 @both
 async def test_L1_L14_a_killed_server_leaves_no_lease_after_one_ttl(
-    live: Any, tabs: Any, ann: User, redis: redis_py.Redis, server: str
+    live: Any, site_tabs: Any, ann: User, redis: redis_py.Redis, server: str
 ) -> None:
     heard: list[str] = []
     receivers = [
@@ -123,7 +123,7 @@ async def test_L1_L14_a_killed_server_leaves_no_lease_after_one_ttl(
     try:
         with draining():
             for _ in range(5):
-                tab = await tabs(site, ann)
+                tab = await site_tabs(site, ann)
                 await tab.watch("counter:a")
                 await tab.data("counter:a", {"value": None})
         assert await count("counter:a") == 5
@@ -143,9 +143,9 @@ async def test_L1_L14_a_killed_server_leaves_no_lease_after_one_ttl(
 
 
 @both
-async def test_L2_a_stopped_server_releases_what_it_had(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_L2_a_stopped_server_releases_what_it_had(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     site = await start(live, server, TTL=60)
-    opened = [await tabs(site, ann) for _ in range(20)]
+    opened = [await site_tabs(site, ann) for _ in range(20)]
     for tab in opened:
         await tab.watch("counter:a", "counter:b")
     assert await count("counter:a") == 20
@@ -163,9 +163,9 @@ async def test_L2_a_stopped_server_releases_what_it_had(live: Any, tabs: Any, an
 
 
 @both
-async def test_S1_a_client_that_vanishes_without_a_word(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_S1_a_client_that_vanishes_without_a_word(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     site = await start(live, server)
-    tab, other = await tabs(site, ann), await tabs(site, ann)
+    tab, other = await site_tabs(site, ann), await site_tabs(site, ann)
     await tab.watch("counter:a")
     await other.watch("counter:a")
     tab.cut()
@@ -182,7 +182,7 @@ async def test_S1_a_client_that_vanishes_without_a_word(live: Any, tabs: Any, an
 @both
 @pytest.mark.parametrize("backend", ["core", "pubsub"])
 async def test_S2_redis_restarts_and_no_socket_notices(
-    live: Any, tabs: Any, ann: User, redis_server: Any, server: str, backend: str
+    live: Any, site_tabs: Any, ann: User, redis_server: Any, server: str, backend: str
 ) -> None:
     """Under the core layer of Channels every socket of a process would die of it."""
     if redis_server is None:
@@ -190,7 +190,7 @@ async def test_S2_redis_restarts_and_no_socket_notices(
     layer = {"core": "channels_redis.core.RedisChannelLayer", "pubsub": "channels_redis.pubsub.RedisPubSubChannelLayer"}[backend]
     site = await sync_to_async(live.site)(server, visibility=QUICK, VISIBILITY_TEST_LAYER=layer)
     with draining():
-        opened: list[Tab] = [await tabs(site, ann) for _ in range(3)]
+        opened: list[Tab] = [await site_tabs(site, ann) for _ in range(3)]
         beats = [asyncio.create_task(tab.beat(0.5)) for tab in opened]
         try:
             for tab in opened:
@@ -220,10 +220,10 @@ async def _count_is(resource: str, number: int) -> bool:
 
 
 @both
-async def test_S8_a_logout_over_http_ends_the_socket(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_S8_a_logout_over_http_ends_the_socket(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     site = await start(live, server, TTL=60)
     key = await sync_to_async(session_for)(ann)
-    tab, other = await tabs(site, ann, session_key=key), await tabs(site, ann)
+    tab, other = await site_tabs(site, ann, session_key=key), await site_tabs(site, ann)
 
     def log_out() -> None:
         request = RequestFactory().get("/")
@@ -236,14 +236,14 @@ async def test_S8_a_logout_over_http_ends_the_socket(live: Any, tabs: Any, ann: 
 
 
 @both
-async def test_S6_idle_sockets_hold_no_database_connections(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_S6_idle_sockets_hold_no_database_connections(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     """Five hundred of them, each with its heartbeat: as many connections (here: open database files) as threads at most."""
     number = size("VISIBILITY_IDLE_SOCKETS", 500, 500)
     site = await start(live, server, TTL=60, LIMITS={"sockets_per_user": number})
     key = await sync_to_async(session_for)(ann)
     opened: list[Tab] = []
     for _ in range(0, number, 50):
-        opened += await asyncio.gather(*(tabs(site, session_key=key, hello=False) for _ in range(50)))
+        opened += await asyncio.gather(*(site_tabs(site, session_key=key, hello=False) for _ in range(50)))
     for tab in opened:
         await tab.send({"op": "watch", "id": 1, "resources": ["counter:a"]})
     await await_for(lambda: all(any(f["op"] == "watched" for f in tab.frames) for tab in opened), 60)
@@ -278,11 +278,11 @@ def _database_connections(pid: int) -> int:
 
 @both
 @pytest.mark.timeout(1_200)
-async def test_a_fuzz_over_the_network(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_a_fuzz_over_the_network(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     number = size("VISIBILITY_FUZZ_FRAMES", 5_000, 100_000)
     site = await start(live, server, TTL=60, LIMITS={"frames_per_second": 10**9, "frames_burst": 10**9})
     rng = random.Random(11)
-    tab = await tabs(site, ann)
+    tab = await site_tabs(site, ann)
     for n in range(number):
         assert tab.close_code is None, f"dead after {n} frames: {tab.close_code}"
         frame = random_frame(rng)
@@ -296,14 +296,14 @@ async def test_a_fuzz_over_the_network(live: Any, tabs: Any, ann: User, server: 
 
 
 @both
-async def test_a_client_that_does_not_read_costs_a_bounded_amount(live: Any, tabs: Any, ann: User, server: str) -> None:
+async def test_a_client_that_does_not_read_costs_a_bounded_amount(live: Any, site_tabs: Any, ann: User, server: str) -> None:
     """Its leases end, and what it was sent is not kept for it; meanwhile the others get every update."""
     site = await start(live, server, TTL=6)
     room = await Room.objects.acreate(name="big")
     await sync_to_async(room.members.add)(ann)
     name = f"room:{room.pk}"
     with draining():
-        good, slow = await tabs(site, ann), await tabs(site, ann)
+        good, slow = await site_tabs(site, ann), await site_tabs(site, ann)
         for tab in (good, slow):
             await tab.watch(name)
             await tab.data(name, {"messages": []})
@@ -328,14 +328,14 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_a_reconnect_storm_is_served(live: Any, tabs: Any, ann: User) -> None:
+async def test_a_reconnect_storm_is_served(live: Any, site_tabs: Any, ann: User) -> None:
     """A deploy: everybody comes back at once; nobody's heartbeat waits for a build, and each resource is built once."""
     site = await start(live, "uvicorn", TTL=120, LIMITS={"sockets_per_user": 1000})
     key = await sync_to_async(session_for)(ann)
     names = [f"counter:{n}" for n in range(20)]
     for n in range(20):
         await Counter.objects.acreate(name=str(n), value=n)
-    opened = [await tabs(site, session_key=key, hello=False) for _ in range(200)]
+    opened = [await site_tabs(site, session_key=key, hello=False) for _ in range(200)]
     for tab in opened:
         await tab.send({"op": "watch", "id": 1, "resources": names})
         await tab.send({"op": "ping"})

@@ -92,10 +92,11 @@ class LocalSocket:
 
 
 class Sockets:
-    """Opens tabs of this process; `close()` ends them all and what they used of the event loop."""
+    """Opens tabs of this process; `close()` ends them all and what they used of the event loop. Repeated, it does nothing."""
 
     def __init__(self) -> None:
         self.tabs: list[Tab] = []
+        self.closed = False
 
     async def __call__(
         self, user: User | None = None, *, session_key: str = "", hello: bool = True, app: Any = application, **scope: Any
@@ -113,6 +114,10 @@ class Sockets:
         return tab
 
     async def close(self) -> None:
+        if self.closed:
+            # Its Redis may have ended since.
+            return
+        self.closed = True
         await asyncio.gather(*(tab.close() for tab in self.tabs))
         hub = hub_here()
         assert not hub.sessions, "sessions are left"

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser
-from django.db import InterfaceError, OperationalError, router, transaction
+from django.db import router, transaction
 
 from visibility import push
 from visibility.datatypes import DataType, parse_resource, registry
 from visibility.soft import sessions
 from visibility.soft.sessions import NOBODY
+from visibility.sql import DATABASE_AWAY
 from visibility.users import user_key, users_by_pk, users_of
 
 logger = logging.getLogger("visibility")
@@ -111,7 +112,7 @@ def _allowed(data_type: DataType, user: Any, keys: Sequence[str]) -> set[str]:
             # Its keys would be taken for a yes, whatever stands behind them.
             raise TypeError(f"{data_type.name}.can_watch_many answers the keys that may be watched, not a {type(found).__name__}")
         return set(keys).intersection(map(str, found))
-    except (OperationalError, InterfaceError):
+    except DATABASE_AWAY:
         raise
     except Exception:
         if len(keys) > 1:

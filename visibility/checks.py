@@ -6,7 +6,6 @@ No check asks Redis or a database; what can only be seen at run time is the doct
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -18,7 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning as Caution
 from django.db import models, router
 
 from visibility.conf import DEFAULTS, Lane, settings
-from visibility.datatypes import DataType, Hidden, registry
+from visibility.datatypes import DataType, Hidden, is_number, registry
 from visibility.events.sources import resolve
 from visibility.models import Event
 
@@ -65,10 +64,6 @@ def check_keys(**_: Any) -> Iterator[CheckMessage]:
                     yield Error(f"{where} has no key {key!r}.", hint=_near(key, DEFAULTS[name]), id="visibility.E002")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def check_values(**_: Any) -> Iterator[CheckMessage]:
     """E003 to E009, W001: values, and the relations between them."""
     url = str(settings.REDIS_URL)
@@ -78,11 +73,9 @@ def check_values(**_: Any) -> Iterator[CheckMessage]:
     elif url.startswith("sentinel:") and not url.partition("://")[2].partition("/")[2].strip("/"):
         hint = "sentinel://a:26379,b:26379/service/0"
         yield Error("VISIBILITY['REDIS_URL'] names no service of its Sentinels.", hint=hint, id="visibility.E003")
-    bad = [name for name in _ABOVE_ZERO if not _is_number(settings.__getattr__(name)) or settings.__getattr__(name) <= 0]
+    bad = [name for name in _ABOVE_ZERO if not is_number(settings.__getattr__(name)) or settings.__getattr__(name) <= 0]
     bad += [
-        name
-        for name in ("LINGER", "OUTBOX_GRACE")
-        if not _is_number(settings.__getattr__(name)) or settings.__getattr__(name) < 0
+        name for name in ("LINGER", "OUTBOX_GRACE") if not is_number(settings.__getattr__(name)) or settings.__getattr__(name) < 0
     ]
     for name in bad:
         yield Error(
@@ -105,7 +98,7 @@ def check_values(**_: Any) -> Iterator[CheckMessage]:
         yield Error(f"VISIBILITY['PREFIX'] is {settings.PREFIX!r}.", hint=hint, id="visibility.E008")
     rates = settings.RATE_LIMITS
     for name, value in rates.items() if isinstance(rates, Mapping) else ():
-        if value is not None and not (_is_number(value) and value > 0) and not (isinstance(value, str) and _RATE.match(value)):
+        if value is not None and not (is_number(value) and value > 0) and not (isinstance(value, str) and _RATE.match(value)):
             where = f"VISIBILITY['RATE_LIMITS'][{name!r}] is {value!r}."
             yield Error(where, hint="Write '100/s', '600/m', '5000/h', a number per second, or None.", id="visibility.E009")
     yield from _check_limits()
@@ -114,11 +107,11 @@ def check_values(**_: Any) -> Iterator[CheckMessage]:
 
 def _check_limits() -> Iterator[CheckMessage]:
     """E004: SHARDS and LIMITS."""
-    if _is_number(settings.SHARDS) and type(settings.SHARDS) is not int:
+    if is_number(settings.SHARDS) and type(settings.SHARDS) is not int:
         yield Error("VISIBILITY['SHARDS'] must be a whole number.", hint="Its default is 1.", id="visibility.E004")
     limits = settings.LIMITS
     for name, value in limits.items() if isinstance(limits, Mapping) else ():
-        if name in DEFAULTS["LIMITS"] and not (_is_number(value) and value >= 1):
+        if name in DEFAULTS["LIMITS"] and not (is_number(value) and value >= 1):
             where = f"VISIBILITY['LIMITS'][{name!r}] must be a number of at least 1."
             yield Error(where, hint=f"Its default is {DEFAULTS['LIMITS'][name]!r}.", id="visibility.E004")
 
@@ -160,13 +153,13 @@ def check_lanes(**_: Any) -> Iterator[CheckMessage]:
                     f"{where}[{key!r}] must be a whole number above 0.", hint="See the table of settings.", id="visibility.E011"
                 )
         budget = options.get("budget", 10.0)
-        if not _is_number(budget) or not 0 < budget <= _JOB_SLACK:
+        if not is_number(budget) or not 0 < budget <= _JOB_SLACK:
             hint = f"A drain's RQ timeout is BUILD_TIMEOUT + {_JOB_SLACK} s: a budget above that would be cut off."
             yield Error(f"{where}['budget'] must be above 0 and at most {_JOB_SLACK} s.", hint=hint, id="visibility.E011")
             budget = _JOB_SLACK
         for key, most in (("share", 1.0), ("idle", budget), ("gather", budget)):
             value = options.get(key, 0 if key == "idle" else most)
-            if not (_is_number(value) and 0 <= value <= most) or (key == "share" and not value):
+            if not (is_number(value) and 0 <= value <= most) or (key == "share" and not value):
                 hint = "A share is above 0 and at most 1; idle and gather are seconds within the budget."
                 yield Error(f"{where}[{key!r}] is {value!r}.", hint=hint, id="visibility.E011")
         if options["queue"] not in queues:

@@ -64,7 +64,8 @@ def parse_resource(name: str) -> Resource:
     return Resource(kind, check_key(kind, key))
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether this is a finite number, which a flag is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -86,7 +87,7 @@ class Freshness:
 
     def __post_init__(self) -> None:
         for name in ("seconds", "objective", "window"):
-            if not _is_number(getattr(self, name)):
+            if not is_number(getattr(self, name)):
                 raise BadDeclaration(f"Freshness({name}={getattr(self, name)!r}): must be a number")
         if self.seconds <= 0:
             raise BadDeclaration(f"Freshness(seconds={self.seconds!r}): must be above 0")
@@ -274,12 +275,12 @@ class DataType:
 
 def _check_times(cls: type[DataType], where: str) -> None:
     for name in ("ttl", "soft_ttl", "coalesce", "jitter"):
-        if not _is_number(getattr(cls, name)):
+        if not is_number(getattr(cls, name)):
             raise BadDeclaration(f"{where}: {name} = {getattr(cls, name)!r} must be a number")
-    if cls.background is not None and not (_is_number(cls.background) and cls.background >= 0):
+    if cls.background is not None and not (is_number(cls.background) and cls.background >= 0):
         raise BadDeclaration(f"{where}: background = {cls.background!r} must be None or a number of seconds")
     window = cls.active_window
-    if window is not None and not (_is_number(window) and 0 < window <= 366 * 86_400):
+    if window is not None and not (is_number(window) and 0 < window <= 366 * 86_400):
         raise BadDeclaration(f"{where}: active_window = {window!r} must be None, or above 0 and at most a year of seconds")
     if not isinstance(cls.freshness, Freshness):
         raise BadDeclaration(f"{where}: freshness = {cls.freshness!r}; write Freshness(seconds=…)")

@@ -20,9 +20,8 @@ from django.utils import timezone
 
 from visibility.datatypes import DataType, legible
 from visibility.models import DirtyFlag, ScopeMark, Summary
-from visibility.scopes import TROUBLE, Scopes, marks_query, scopes_of, unknown
-from visibility.sql import update_pairs, upsert
-from visibility.sql.insert import column_of
+from visibility.scopes import Scopes, marks_query, scopes_of, unknown
+from visibility.sql import DATABASE_AWAY, column_of, update_pairs, upsert
 
 EPOCH_US = 1_704_067_200_000_000
 CHUNK = 100
@@ -170,7 +169,7 @@ def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Scopes 
         found = scopes.get(key, ())
         try:
             one = None if isinstance(found, Exception) else _summed(connection, data_type.name, key, found)
-        except TROUBLE:
+        except DATABASE_AWAY:
             raise
         except Exception as error:
             found = error
@@ -183,7 +182,7 @@ def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Scopes 
         with connection.cursor() as cursor:
             cursor.execute(" UNION ALL ".join(parts), params)
             rows = cursor.fetchall()
-    except TROUBLE:
+    except DATABASE_AWAY:
         raise
     except Exception as error:
         # A value that the database or its driver does not take; a transaction is over where the database said so.

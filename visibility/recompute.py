@@ -13,7 +13,8 @@ from uuid import uuid4
 
 import django_rq
 from redis.exceptions import RedisError
-from rq import Queue, get_current_job
+from rq import Queue, Worker, get_current_job
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from visibility import dirty, pressure, push
 from visibility.builds import build_claimed, holding
@@ -108,10 +109,10 @@ def _list_worker() -> None:
         return
     _listed.clear()
     _listed[job.worker_name] = now + LISTED_SECONDS
-    key = f"rq:worker:{job.worker_name}"
+    key = f"{Worker.redis_worker_namespace_prefix}{job.worker_name}"
     with suppress(RedisError), job.connection.pipeline() as pipe:
-        pipe.sadd("rq:workers", key)
-        pipe.sadd(f"rq:workers:{job.origin}", key)
+        for listing in (REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY % job.origin):
+            pipe.sadd(listing, key)
         pipe.execute()
 
 

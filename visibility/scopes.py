@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from django.db import InterfaceError, OperationalError, models
+from django.db import models
 from django.db.models import CharField, F, Value
 from django.db.models.functions import Cast, Concat
 
 from visibility.datatypes import DataType, ScopesFrom
 from visibility.exceptions import BuildFailed
 from visibility.models import ScopeMark
+from visibility.sql import DATABASE_AWAY
 
 Scopes: TypeAlias = "Iterable[str] | ScopesFrom | models.QuerySet[Any]"
-# The database's trouble, not a key's: to be waited out.
-TROUBLE = (OperationalError, InterfaceError)
 
 
 def scopes_of(data_type: DataType, keys: Sequence[str]) -> Mapping[str, Scopes | Exception]:
@@ -34,7 +33,7 @@ def scopes_of(data_type: DataType, keys: Sequence[str]) -> Mapping[str, Scopes |
         return {}
     try:
         return {str(key): found for key, found in data_type.scopes_many(keys).items()}
-    except TROUBLE:
+    except DATABASE_AWAY:
         raise
     except Exception as error:
         if len(keys) <= 1:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from visibility import freshness, health
 from visibility.admin.charts import Chart
-from visibility.admin.figures import COUNTS, RANGES, Range, charts
+from visibility.admin.figures import COUNTS, Range, charts, range_of
 from visibility.conf import settings
 from visibility.datatypes import registry
 from visibility.doctor import engine
@@ -107,7 +107,7 @@ def overview(slug: str, now: dt.datetime | None = None) -> Overview:
     """Collect the overview: five queries, and some calls to Redis for each type and lane. Its tiles, charts and account are made
     of one reading of the figures, over the span that was chosen, so that they agree."""
     now = now or timezone.now()
-    chosen = RANGES.get(slug, RANGES["hour"])
+    chosen = range_of(slug)
     names = [data_type.name for data_type in registry]
     steps = history.series(COUNTS, chosen.seconds, chosen.step, now)
     whole = Figures()

@@ -44,6 +44,11 @@ RANGES = {
 }
 
 
+def range_of(slug: str) -> Range:
+    """The range of this name; of any other, the hour."""
+    return RANGES.get(slug, RANGES["hour"])
+
+
 def plain(value: float) -> str:
     """A count as the axes and tables write it."""
     return f"{value:,.0f}".replace(",", "\u202f") if value >= 10 or value == int(value) else f"{value:g}"

@@ -83,7 +83,7 @@ class OverviewAdmin(ModelAdmin):  # type: ignore[type-arg]
         """The overview."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = dashboard.overview(request.GET.get("range", "hour"))
+        found = dashboard.overview(request.GET.get("range", ""))
         events = (
             Event.objects.order_by("-id").defer("body", "error")[:8] if request.user.has_perm("visibility.view_event") else ()
         )

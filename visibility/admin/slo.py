@@ -88,7 +88,7 @@ class FreshnessSLOAdmin(ModelAdmin):  # type: ignore[type-arg]
         extra = dict(extra_context or {})
         slo = self.get_object(request, object_id)
         if slo is not None and request.method == "GET":
-            chosen = figures.RANGES.get(request.GET.get("range", ""), figures.RANGES["hour"])
+            chosen = figures.range_of(request.GET.get("range", ""))
             found = freshness.report([slo.data_type])
             extra |= {
                 "report": found[0] if found else None,

@@ -30,7 +30,7 @@ REFUSED_ENOUGH = 3
 
 
 def verdict(stored: Stored | None, pending_now: bool, marks: Marks, now_ms: int) -> str:
-    """What to do with what stands: serve, refresh (serve, and build behind) or build. Pure; see the module's table."""
+    """What to do with what stands: serve, refresh (serve, build behind) or build. Pure; see the table of `visibility.read`."""
     if stored is None or pending_now or not marks.same(stored.stamp):
         return "build"
     return "serve" if now_ms < stored.soft_ms else "refresh"

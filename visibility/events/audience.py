@@ -19,7 +19,8 @@ from django.db.models.sql.where import WhereNode
 
 from visibility.datatypes import Audience, DataType, ScopesFrom, check_key, legible
 from visibility.exceptions import BadDeclaration, BadResource
-from visibility.scopes import TROUBLE, Scopes, scopes_of
+from visibility.scopes import Scopes, scopes_of
+from visibility.sql import DATABASE_AWAY
 
 CHUNK = 500
 WALK = 1_000
@@ -328,7 +329,7 @@ def depending(data_type: DataType, keys: Sequence[str], scopes: set[str]) -> set
 def _depends(found: Scopes | Exception, scopes: set[str]) -> bool:
     try:
         return isinstance(found, Exception) or not scopes.isdisjoint(_names(found))
-    except TROUBLE:
+    except DATABASE_AWAY:
         raise
     except Exception:
         return True

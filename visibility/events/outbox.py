@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from visibility.datatypes import legible
 from visibility.models import Event
-from visibility.sql.insert import column_of
+from visibility.sql import column_of
 
 logger = logging.getLogger("visibility")
 COLUMNS = (

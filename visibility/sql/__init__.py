@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from django.db import connections, models, router
+from django.db import InterfaceError, OperationalError, connections, models, router
 
+# The database's trouble, not that of what it was asked for: to be waited out.
+DATABASE_AWAY = (OperationalError, InterfaceError)
 _REFERENCE = re.compile(r"\{(old|new)\.(\w+)\}")
 
 
-def _column(model: type[models.Model], name: str) -> str:
+def column_of(model: type[models.Model], name: str) -> str:
+    """The column behind a field."""
     field = cast("models.Field[Any, Any]", model._meta.get_field(name))
     return str(field.column)
 
@@ -40,7 +43,7 @@ def upsert(
     connection = connections[using]
     quote = connection.ops.quote_name
     mysql = connection.vendor == "mysql"
-    columns = {f: quote(_column(model, f)) for f in {*fields, *update}}
+    columns = {f: quote(column_of(model, f)) for f in {*fields, *update}}
     table = quote(model._meta.db_table)
 
     def reference(match: re.Match[str]) -> str:
@@ -79,7 +82,7 @@ def update_pairs(
     quote = connection.ops.quote_name
 
     def column(name: str) -> str:
-        return quote(_column(model, name))
+        return quote(column_of(model, name))
 
     sets = ", ".join(f"{column(name)} = %s" for name in changes)
     tests = " AND ".join(f"{column(name)} = %s" for name in where)

@@ -9,10 +9,7 @@ from typing import Any
 from django.db import connections, models
 from django.db.models.constants import OnConflict
 
-
-def column_of(model: type[models.Model], name: str) -> str:
-    """The column behind a field."""
-    return str(getattr(model._meta.get_field(name), "column"))  # noqa: B009
+from visibility.sql import column_of
 
 
 def insert_new(model: type[models.Model], values: Mapping[str, Any], using: str) -> bool:

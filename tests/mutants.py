@@ -44,7 +44,8 @@ MUTANTS = {
     "distrust": Mutant(
         "visibility/gate/decide.py", {"looks.distrust(resources)": "pass"}, "tests/test_gate.py -k a_lane_sheds_is_marked"
     ),
-    "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch and till": " and till"}, f"{RULES}3"),
+    "epoch": Mutant(f"{LUA}/done.lua", {" and (seen[3] or '0') == epoch\n": "\n"}, f"{RULES}3"),
+    "epoch at the store": Mutant(f"{LUA}/store.lua", {"(seen[4] or '0') == ARGV[i + 2] and visible": "visible"}, f"{RULES}3"),
     "trust taken away": Mutant(f"{LUA}/renew.lua", {"redis.call('DEL', fresh[k])": ""}, f"{RULES}3"),
     "trust compare": Mutant(f"{LUA}/trust.lua", {"(seen[1] or '') == gen and ": ""}, f"{RULES}3"),
     "stamp": Mutant(
@@ -54,6 +55,9 @@ MUTANTS = {
     ),
     "generation compare": Mutant(
         f"{LUA}/done.lua", {"local clean = how ~= 'back' and (seen[2] or '0') == gen": "local clean = how ~= 'back'"}, f"{RULES}5"
+    ),
+    "generation compare at the store": Mutant(
+        f"{LUA}/store.lua", {"if gen ~= '' and (seen[3] or '0') == gen then": "if gen ~= '' then"}, f"{RULES}5"
     ),
     "flag compare": Mutant(
         "visibility/dirty.py",
@@ -65,10 +69,10 @@ MUTANTS = {
         {"if name not in answer.allowed and": "if False and"},
         "tests/test_access.py -k S8_the_hook",
     ),
-    "owner": Mutant(f"{LUA}/store.lua", {"local owns = seen[1] == token and ends and": "local owns = ends and"}, f"{RULES}7"),
-    "claim lease": Mutant(f"{LUA}/store.lua", {" and ends and tonumber(ends) > now": ""}, f"{RULES}7"),
+    "owner": Mutant(f"{LUA}/store.lua", {"local owns = seen[1] == token and claims[n]": "local owns = claims[n]"}, f"{RULES}7"),
+    "claim lease": Mutant(f"{LUA}/store.lua", {" and claims[n] and tonumber(claims[n]) > now": ""}, f"{RULES}7"),
     "version check": Mutant(
-        f"{LUA}/store.lua", {"if owns and tonumber(seen[2] or '0') >= tonumber(token) then": "if false then"}, f"{RULES}7"
+        f"{LUA}/store.lua", {"if owns and tonumber(seen[2] or '0') >= fence then": "if false then"}, f"{RULES}7"
     ),
     "built since the look": Mutant(
         "visibility/builds/rounds.py",

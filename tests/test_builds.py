@@ -28,6 +28,7 @@ from visibility.signals import snapshot_built
 from visibility.soft import claims, snapshots
 from visibility.soft.claims import Claim
 from visibility.soft.client import guard, line
+from visibility.soft.looks import Look
 
 LANE = "hot"
 
@@ -323,6 +324,7 @@ def _packed(owned: Claim, body: bytes) -> bytes:
 @pytest.mark.parametrize("point", ["build.claimed", "build.marks", "build.read", "build.store", "build.stored", "build.cleared"])
 def test_a_worker_that_is_stopped_gives_its_claims_back_at_once(db: None, probes: Path, point: str, stop: BaseException) -> None:
     change("a", 1)
+    dirty.mark("probe", {"a": 1, "b": 1})
     watch("probe:a")
     pend("probe:a", "probe:b", forced=True)
 
@@ -342,6 +344,47 @@ def test_a_worker_that_is_stopped_gives_its_claims_back_at_once(db: None, probes
         assert seen.due_ms <= seen.now_ms + 60
     drain_all()
     assert built("probe:a") == {"value": 1}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_where_no_mark_stood_the_store_ends_the_claim_unless_it_moved(db: None, probes: Path, moved: bool) -> None:
+    watch("probe:a")
+    pend("probe:a", "probe:b", forced=True)
+    seen: list[Look] = []
+
+    def at(name: str) -> None:
+        if name == "build.store" and moved:
+            pend("probe:a", window=60.0)
+        if name == "build.stored":
+            seen.extend(look(name) for name in ("probe:a", "probe:b"))
+
+    points.hook = at
+    try:
+        drain()
+    finally:
+        points.hook = None
+    own, other = seen
+    assert [one.claim_ms is None for one in seen] == [not moved, True]
+    assert (own.fresh == own.version, own.pending) == (not moved, moved)
+    assert other.version and not other.pending and not other.fresh, "nobody watches it, nothing vouches for it"
+    after = look("probe:a")
+    assert after.claim_ms is None and after.version == own.version
+    assert (after.due_ms is not None) == moved == (not after.fresh)
+
+
+def test_readers_who_wait_are_woken_by_the_store(transactional_db: None, probes: Path, redis: redis_py.Redis) -> None:
+    order("a", hold=True)
+    pend("probe:a", forced=True)
+    thread = threading.Thread(target=drain)
+    thread.start()
+    wait_for(lambda: builds("a"), 5, "the build runs")
+    (refused,) = claims.claim_named(LANE, ["probe:a"], 15)[1].values()
+    assert isinstance(refused, claims.Busy)
+    assert not claims.wait_for_build("probe:a", refused.owner, 0.05)
+    order("a", value=1)
+    assert claims.wait_for_build("probe:a", refused.owner, 10)
+    assert built("probe:a") == 1
+    thread.join(10)
 
 
 def test_a_database_that_is_away_puts_the_batch_off(db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

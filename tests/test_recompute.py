@@ -85,14 +85,18 @@ def test_J5_killed_at_any_step_the_key_runs_again_within_the_lease(live: Live, p
     assert len(builds("a")) == (1 if step in ("drain.claimed", "build.claimed", "build.marks") or done else 2)
 
 
+@pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_J6_stopped_past_its_lease_and_resumed_it_overwrites_nothing(live: Live, probes: Path, step: str) -> None:
+def test_J6_stopped_past_its_lease_and_resumed_it_overwrites_nothing(live: Live, probes: Path, step: str, marked: bool) -> None:
     change("a", 1)
+    if marked:
+        dirty.mark("probe", {"a": 1})
+    over = ("build.done",) if marked else ("build.stored", "build.cleared", "build.pushed", "build.done")
     watch("probe:a")
     pend("probe:a")
     with lanes.child("drain", "hot", "0", point=step, do="stop", visibility=SHORT) as process:
         wait_for(lambda: _stopped(process.pid), 30, f"the drain stands still at {step}")
-        wait_for(lambda: step == "build.done" or levels.lane_state("hot").expired, 5, "its lease is over")
+        wait_for(lambda: step in over or levels.lane_state("hot").expired, 5, "its lease is over")
         change("a", 2)
         pend("probe:a")
         settle()

@@ -179,10 +179,16 @@ def test_rule_3_trust_ends_where_no_lease_lived(redis: redis_py.Redis, at: Any) 
     assert fresh_value() == 2
 
 
-def test_rule_3_a_build_vouches_only_for_the_visibility_that_it_was_claimed_in(redis: redis_py.Redis, at: Any, ann: User) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+def test_rule_3_a_build_vouches_only_for_the_visibility_that_it_was_claimed_in(
+    redis: redis_py.Redis, at: Any, ann: User, marked: bool
+) -> None:
     """As above with a scope, whose mark no flag tells of: only the epoch does."""
     Follow.objects.create(follower=ann, author=ann)
     feed = f"feed:{ann.pk}"
+    read("feed", ann.pk)
+    if marked:
+        dirty.mark("feed", {str(ann.pk): 1})
 
     def look_at_feed() -> None:
         leases.renew([leases.Watch(feed, "1/tab")])
@@ -255,7 +261,11 @@ def test_rule_4_a_marked_snapshot_is_not_served_as_fresh() -> None:
     assert not dirty.marks(*_type([KEY]))[KEY].dirty
 
 
-def test_rule_5_a_change_during_the_build_leaves_the_resource_pending(at: Any) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+def test_rule_5_a_change_during_the_build_leaves_the_resource_pending(at: Any, marked: bool) -> None:
+    read("counter", KEY)
+    if marked:
+        mark_cold()
     watch()
     pend()
 

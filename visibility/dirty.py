@@ -25,6 +25,8 @@ from visibility.sql import DATABASE_AWAY, column_of, update_pairs, upsert
 
 EPOCH_US = 1_704_067_200_000_000
 CHUNK = 100
+# Keys of a statement that reads flags only.
+FLAGS = 500
 QUARANTINE = timedelta(minutes=15)
 CLEARED = {"first_at": None, "changes": 0, "failures": 0, "not_before": None, "quarantined_at": None, "last_error": ""}
 
@@ -124,13 +126,14 @@ def mark_scopes(data_type: str, changes: Mapping[str, int], at: datetime | None 
 
 
 def marks(data_type: DataType, keys: Sequence[str]) -> dict[str, Marks]:
-    """The marks of these resources: one SQL statement a hundred keys, scopes given as queries included.
+    """The marks of these resources: one SQL statement for 500 keys, or for 100 with their scopes, those given as queries too.
 
     A key whose scopes cannot be told has `error` in its marks; the others are not touched by that.
     """
     out = dict.fromkeys(keys, CLEAN)
-    for start in range(0, len(keys), CHUNK):
-        part = keys[start : start + CHUNK]
+    step = CHUNK if data_type.has_scopes else FLAGS
+    for start in range(0, len(keys), step):
+        part = keys[start : start + step]
         _read(data_type, part, scopes_of(data_type, part), out)
     return out
 
@@ -165,7 +168,7 @@ def _read(data_type: DataType, keys: Sequence[str], scopes: Mapping[str, Scopes 
     connection = connections[router.db_for_write(DirtyFlag)]
     sql, params = _flags(connection, data_type.name, keys)
     parts = [f"SELECT 0 AS part, v.* FROM ({sql}) v"]  # noqa: S608
-    for key in keys:
+    for key in keys if scopes else ():
         found = scopes.get(key, ())
         try:
             one = None if isinstance(found, Exception) else _summed(connection, data_type.name, key, found)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from hashlib import sha256
@@ -156,12 +156,14 @@ def publish(updates: Iterable[tuple[str, int]]) -> None:
 
     Usable from anywhere: with an event loop running in this thread, it is sent from there, after the caller.
     """
-    send([(resource, _update(resource, version)) for resource, version in updates])
+    rows = dict(updates)
+    # Of a large batch the worker has more to do meanwhile; of a small one somebody waits for the frame.
+    send(_hints(rows), wait=len(rows) <= FEW)
 
 
 async def apublish(updates: Iterable[tuple[str, int]]) -> None:
     """The asynchronous twin of `publish`."""
-    await asend([(resource, _update(resource, version)) for resource, version in updates])
+    await asend(_hints(dict(updates)))
 
 
 def publish_access(number: int) -> None:
@@ -169,23 +171,18 @@ def publish_access(number: int) -> None:
     send([("", {"type": TYPE, "kind": "access", "number": number})])
 
 
-def _update(resource: str, version: int) -> Hint:
-    return {"type": TYPE, "kind": "update", "resource": resource, "version": version}
-
-
-def _packed(hints: Sequence[tuple[str, Hint]]) -> list[tuple[str, Hint]]:
+def _hints(versions: Mapping[str, int]) -> list[tuple[str, Hint]]:
     """Hints as they go out. A group_send costs half a millisecond, a name that a process does not know nearly nothing: the
     updates of a large batch share messages to everybody."""
-    versions = {resource: hint["version"] for resource, hint in hints if hint.get("kind") == "update"}
     if len(versions) <= FEW:
-        return list(hints)
-    rest, rows = [pair for pair in hints if pair[1].get("kind") != "update"], list(versions.items())
+        return [(name, {"type": TYPE, "kind": "update", "resource": name, "version": n}) for name, n in versions.items()]
+    rows = list(versions.items())
     parts = [dict(rows[start : start + PACK]) for start in range(0, len(rows), PACK)]
-    return [*rest, *(("", Hint(type=TYPE, kind="updates", versions=part)) for part in parts)]
+    return [("", {"type": TYPE, "kind": "updates", "versions": part}) for part in parts]
 
 
-def send(hints: Sequence[tuple[str, Hint]]) -> None:
-    """Send hints to the groups of resources (`` is everybody's)."""
+def send(hints: Sequence[tuple[str, Hint]], *, wait: bool = True) -> None:
+    """Send hints to the groups of resources (`` is everybody's); without `wait`, while the caller goes on."""
     if not hints:
         return
     if channel_layer() is None:
@@ -195,8 +192,7 @@ def send(hints: Sequence[tuple[str, Hint]]) -> None:
         running = asyncio.get_running_loop()
     except RuntimeError:
         try:
-            # Of a large batch the worker has more to do meanwhile; of a small one somebody waits for the frame.
-            _the_sender().send(asend(hints), wait=len(hints) <= FEW)
+            _the_sender().send(asend(hints), wait=wait)
         except Exception as error:
             logger.warning("%d hints were not sent: %r", len(hints), error)
         return
@@ -211,7 +207,6 @@ async def asend(hints: Sequence[tuple[str, Hint]]) -> None:
     if layer is None:
         local.send([hint for _, hint in hints])
         return
-    hints = _packed(hints)
     try:
         async with asyncio.timeout(TIMEOUT):
             for start in range(0, len(hints), AT_ONCE):

@@ -18,6 +18,7 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from visibility import dirty, pressure, push
 from visibility.builds import build_claimed, holding
+from visibility.builds.ahead import QUICK, Ahead
 from visibility.builds.processes import Stop, stoppable, time_limit
 from visibility.conf import Lane, settings
 from visibility.datatypes import DataType, Hidden, registry
@@ -157,11 +158,19 @@ def _limit(lane: Lane) -> int:
 
 
 def _drain(lane: Lane, shard: int, stop: Stop) -> int:
+    ahead = Ahead(lane, shard)
+    try:
+        return _work_off(lane, shard, stop, ahead)
+    finally:
+        ahead.drop()
+
+
+def _work_off(lane: Lane, shard: int, stop: Stop, ahead: Ahead) -> int:
     ends, built, helped, last_try, more = time.monotonic() + lane.budget, 0, False, False, False
-    while not stop and time.monotonic() < ends:
+    while not stop and (ahead or time.monotonic() < ends):
         if lane.gather and not more:
             time.sleep(lane.gather)
-        owned = claims.claim(lane.name, shard, _limit(lane), settings.BUILD_LEASE, 0.0 if last_try else lane.idle)
+        owned = ahead.take() or claims.claim(lane.name, shard, _limit(lane), settings.BUILD_LEASE, 0.0 if last_try else lane.idle)
         reach("drain.claimed")
         if owned.rows:
             if owned.due and not helped:
@@ -169,6 +178,8 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
                 helped = True
                 enqueue_drain(lane.name, shard)
             started = time.monotonic()
+            if owned.due and 0 < _pace.get(lane.name, 0.0) * len(owned.rows) < QUICK and started < ends:
+                ahead.begin(_limit(lane))
             built += work(lane, owned)
             _pace[lane.name] = (time.monotonic() - started) / len(owned.rows)
             hygiene.close_broken()

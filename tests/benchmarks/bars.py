@@ -44,7 +44,7 @@ BARS = {
         (50.0, 150.0),
         visibility={
             "LANES": {
-                "hot": {"queue": "visibility-hot", "bound": 100_000, "batch": 200, "idle": 0.0},
+                "hot": {"queue": "visibility-hot", "bound": 100_000, "batch": 500, "idle": 0.0},
                 "cold": {"queue": "visibility-cold"},
             }
         },

@@ -29,7 +29,7 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 
@@ -42,12 +42,13 @@ class Snap(NamedTuple):
 
 class Drain(NamedTuple):
     """A build in flight, of a job or of a reader; in a state they stand by age. `gen`, `epoch`, `marks`: not moved since it read
-    them. `newer`: the stored snapshot, if any, has an older token. `own`: its claim lives."""
+    them. `clean`: it read that none stood. `newer`: the stored snapshot, if any, has an older token. `own`: its claim lives."""
 
     stage: str
     gen: bool = True
     epoch: bool = True
     marks: bool = False
+    clean: bool = False
     newer: bool = True
     value: int = 0
     own: bool = True
@@ -254,15 +255,12 @@ def drain_steps(s: S, on: set[str]) -> Iterator[Step]:
         elif dr.stage == "late":
             yield f"{name}: mark late", go("", mark(s, on)), None
         elif dr.stage == "read marks":
-            yield f"{name}: read marks", go("read source", marks=True), None
+            yield f"{name}: read marks", go("read source", marks=True, clean=not s.dirty), None
         elif dr.stage == "read source":
             yield f"{name}: read source", go("store", value=s.d), None
         elif dr.stage == "store":
-            if (dr.newer or "fence" not in on) and (dr.own or "store_owner" not in on):
-                older = tuple(other._replace(newer=n > i) for n, other in enumerate(s.drains))
-                yield f"{name}: store", go("clear", moved(s)._replace(snap=Snap(dr.value, dr.marks), drains=older)), None
-            else:
-                yield f"{name}: store refused", go(""), None
+            label, after = _store(s, i, go, on)
+            yield f"{name}: {label}", after, None
         elif dr.stage == "clear":
             same = dr.marks or "mark_compare" not in on
             t = s._replace(dirty=False) if same else s
@@ -275,6 +273,18 @@ def drain_steps(s: S, on: set[str]) -> Iterator[Step]:
             yield f"{name}: CRASH", go("", s._replace(crashes=s.crashes - 1)), None
         if s.crashes and dr.own:
             yield f"{name}: STALLS past its lease", go(dr.stage, s._replace(crashes=s.crashes - 1), own=False), None
+
+
+def _store(s: S, i: int, go: Callable[..., S], on: set[str]) -> tuple[str, S]:
+    dr = s.drains[i]
+    if not ((dr.newer or "fence" not in on) and (dr.own or "store_owner" not in on)):
+        return "store refused", go("")
+    older = tuple(other._replace(newer=n > i) for n, other in enumerate(s.drains))
+    t = moved(s)._replace(snap=Snap(dr.value, dr.marks), drains=older)
+    if dr.clean and dr.own and (dr.gen or "gen_compare" not in on):
+        # Nothing to clear: the script that stores ends the claim as well.
+        return "store, done", go("", t._replace(pending=False, trusted=s.trusted or (s.visible and dr.epoch)))
+    return "store", go("clear", t, clean=False)
 
 
 def reader_steps(s: S, on: set[str]) -> Iterator[Step]:

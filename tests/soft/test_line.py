@@ -11,6 +11,7 @@ import redis as redis_py
 from django.conf import settings
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from tests.support import wait_for
 from tests.support.servers import RedisServer
 from visibility.exceptions import RedisAway
 from visibility.soft import client as soft_client
@@ -105,6 +106,38 @@ def test_connections_that_the_server_has_closed_are_not_missed(redis: redis_py.R
     for _ in range(3):
         redis.client_kill_filter(_type="normal", skipme=True)
         assert kept.ask("GET", "a") == b"1"
+
+
+def test_a_command_may_be_on_its_way_while_others_are_asked(redis: redis_py.Redis) -> None:
+    kept = line()
+    redis.mset({"a": "of a", "b": "of b", "c": "of c"})
+    first, second = kept.send("GET", "a"), kept.send("GET", "b")
+    assert kept.ask("GET", "c") == b"of c"
+    assert (second(), first()) == (b"of b", b"of a")
+    redis.set("a", "text")
+    wrong = kept.send("INCR", "a")
+    with pytest.raises(ResponseError):
+        wrong()
+    assert kept.ask("GET", "a") == b"text"
+
+
+def test_one_whose_connection_broke_meanwhile_is_sent_once_more(redis: redis_py.Redis) -> None:
+    kept = line()
+    kept.ask("SET", "a", "1")
+    for _ in range(3):
+        answer = kept.send("BLPOP", "nothing", 30)
+        wait_for(lambda: redis.info("clients")["blocked_clients"] == 1, 5)
+        redis.client_kill_filter(_type="normal", skipme=True)
+        redis.rpush("nothing", "at last")
+        assert list(answer()) == [b"nothing", b"at last"]
+        assert kept.ask("GET", "a") == b"1"
+
+
+def test_it_is_asked_late_where_no_connection_is_kept(redis: redis_py.Redis) -> None:
+    bounded = Line(redis_py.Redis.from_url(f"{settings.REDIS_URL}?max_connections=5"))
+    answer = bounded.send("GET", "a")
+    redis.set("a", "1")
+    assert answer() == b"1"
 
 
 def test_threads_get_their_own_answers(redis: redis_py.Redis) -> None:

@@ -1,7 +1,8 @@
 """Building claimed resources: the one sequence that jobs and readers share.
 
 claim (generation, epoch, before any read) → marks → source → store if still owner and newer → clear marks that did
-not move → push to watchers → end the claim, pending again where the generation moved.
+not move → push to watchers → end the claim, pending again where the generation moved. Where no mark stood and the generation
+did not move, the store ends the claim.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseError
 
@@ -39,18 +40,19 @@ TROUBLE_DELAY = 2.0
 Limit = Callable[[], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """What became of one claimed resource. `stored` None with `error` None: the claim was lost, or a newer one was there.
 
     `marks`: as they stood before the source was read. `summary`: what it missed, by kind, for a type that SUMMARISEs.
+    `ended`: its claim has ended with the store.
     """
 
     resource: str
     stored: snapshots.Stored | None = None
     error: BaseException | None = None
     marks: Marks = dirty.CLEAN
-    summary: Mapping[str, int] = field(default_factory=dict)
+    summary: Mapping[str, int] = MappingProxyType({})
+    ended: bool = False
 
 
 def backoff(tries: int) -> float:
@@ -112,8 +114,9 @@ def run_build(data_type: DataType, keys: Sequence[str], limit: Limit = nullconte
     return {key: found.get(key, missing) for key in keys}
 
 
-def jittered(data_type: DataType, seconds: float) -> float:
-    return seconds * random.uniform(1 - data_type.jitter, 1 + data_type.jitter)  # noqa: S311
+def jitter(data_type: DataType) -> float:
+    """Milliseconds to give a snapshot for each second of its lifetimes, so that those of one batch do not end together."""
+    return 1000 * (1 + data_type.jitter * (2 * random.random() - 1))  # noqa: S311
 
 
 @traced("build", lambda data_type, lane, owned, rows, *_rest, **_named: [row.event for row in rows])
@@ -142,33 +145,32 @@ def build_claimed(
     built_ms = clock.now_ms()
     cost = int(took * 1000 / max(1, len(rest)))
     out: dict[str, Built] = {}
-    items: list[tuple[str, int, int, bytes]] = []
-    made: dict[str, snapshots.Stored] = {}
-    limit_bytes, version = settings.LIMITS["snapshot_bytes"], int(owned.token)
+    items: list[tuple[Claimed, int, int, bytes, bool]] = []
+    made: list[snapshots.Stored] = []
+    limit_bytes, version, schema = settings.LIMITS["snapshot_bytes"], int(owned.token), data_type.schema
     for key, row in keys.items():
-        value = data[key]
+        value, marks = data[key], seen[key]
         if not isinstance(value, BaseException):
             try:
                 body = snapshots.encode_body(row.resource, value, limit_bytes)
             except BadSnapshot as error:
                 value = error
         if isinstance(value, BaseException):
-            out[row.resource] = Built(row.resource, error=value, marks=seen[key])
+            out[row.resource] = Built(row.resource, error=value, marks=marks)
             continue
         if row.resource in lost:
             out[row.resource] = Built(row.resource)
             continue
-        event = _waited_since(row, seen[key])
-        soft = built_ms + int(jittered(data_type, data_type.soft_ttl) * 1000)
-        one = snapshots.Stored(version, data_type.schema, built_ms, event, soft, cost, seen[key].stamp, body)
-        made[row.resource] = one
-        items.append((row.resource, int(jittered(data_type, data_type.ttl) * 1000), soft, snapshots.pack(one)))
+        by = jitter(data_type)
+        soft = built_ms + int(data_type.soft_ttl * by)
+        one = snapshots.Stored(version, schema, built_ms, _waited_since(row, marks), soft, cost, marks.stamp, body)
+        made.append(one)
+        items.append((row, int(data_type.ttl * by), soft, snapshots.pack(one), marks.first_at is None))
     reach("build.store")
-    flags = claims.store(lane, owned, items) if items else []
+    flags = claims.finish(lane, owned, items)
     reach("build.stored")
-    stored = {item[0] for item, ok in zip(items, flags, strict=True) if ok}
-    for resource in made:
-        out[resource] = Built(resource, made[resource] if resource in stored else None, marks=seen[resource[cut:]])
+    for (row, *_), one, flag in zip(items, made, flags, strict=True):
+        out[row.resource] = Built(row.resource, one if flag else None, marks=seen[row.resource[cut:]], ended=flag == 2)
     _settle(data_type, lane, owned, keys, seen, out)
     _count(data_type, out, keys, took)
     return out
@@ -194,13 +196,13 @@ def _settle(
     if data_type.hidden is Hidden.SUMMARISE:
         taken = dirty.take_summaries(name, [key for key, one in good.items() if one.dirty and key not in moved])
         for key, kinds in taken.items():
-            out[keys[key].resource] = replace(out[keys[key].resource], summary=kinds)
+            out[keys[key].resource] = out[keys[key].resource]._replace(summary=kinds)
     reach("build.cleared")
     _publish([(keys[key].resource, int(owned.token)) for key in good])
     reach("build.pushed")
     # Asked for after the push: somebody waits for that, and the answer may take a trip to Redis.
     window = pressure.window(data_type)
-    ends = [Done(keys[key], "keep" if key in moved else "trust", window) for key in good]
+    ends = [Done(row, "keep" if key in moved else "trust", window) for key in good if not out[(row := keys[key]).resource].ended]
     # A claim that was lost, or a store that was refused: who took over answers for it; if nobody did, it is due again.
     ends += [Done(row, "back", window) for key, row in keys.items() if key not in good and out[row.resource].error is None]
     woke, states = claims.done(lane, owned, ends)
@@ -244,13 +246,15 @@ def _count(data_type: DataType, out: Mapping[str, Built], keys: Mapping[str, Cla
     if refused := len(out) - len(good) - failures:
         metrics.count("store_refused", refused, data_type=name)
     waited: dict[str, list[float]] = {"freshness_built": [], "freshness_resolved": []}
-    for one in good:
-        event_ms = one.stored.event_ms if one.stored else 0
-        visible = keys[one.resource[len(name) + 1 :]].visible
+    for row in keys.values():
+        one = out[row.resource]
+        if one.stored is None:
+            continue
+        event_ms = one.stored.event_ms
         marked_ms = int(one.marks.first_at.timestamp() * 1000) if one.marks.first_at else 0
-        if event_ms and visible:
+        if event_ms and row.visible:
             waited["freshness_built"].append(max(0.0, (now - event_ms) / 1000))
-        if marked_ms or (event_ms and not visible):
+        if marked_ms or (event_ms and not row.visible):
             waited["freshness_resolved"].append(max(0.0, (now - (marked_ms or event_ms)) / 1000))
     for stage, seconds in waited.items():
         metrics.observe_all(stage, seconds, data_type=name)

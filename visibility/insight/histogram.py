@@ -8,6 +8,7 @@ Pure: no clock, no Redis, no database.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -48,8 +49,9 @@ class Histogram:
     @classmethod
     def of(cls, samples: Iterable[float]) -> Histogram:
         made = cls()
-        for seconds in samples:
-            made.add(seconds)
+        # Those of one batch are often alike.
+        for seconds, n in Counter(samples).items():
+            made.add(seconds, n)
         return made
 
     @classmethod

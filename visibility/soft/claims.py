@@ -7,12 +7,15 @@ from its owner, or by its lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from visibility.soft.client import aclient, client, guard, run, turn
+from visibility.soft.client import aclient, begin, client, guard, run, turn
 from visibility.soft.keys import CHUNK, by_shard, key, shard_of
+
+# Snapshots that one script takes.
+STORE_BYTES = 4_000_000
 
 
 class Claimed(NamedTuple):
@@ -78,16 +81,21 @@ class Done(NamedTuple):
 
 def _claimed(row: list[Any]) -> Claimed:
     resource, gen, epoch, since, forced, tries, event, version, visible, was_pending, lost = row
-    return Claimed(
+    # Not by the class, which is a call more for each of a batch.
+    made = (
         resource.decode(), gen.decode(), epoch.decode(), int(since), forced == b"1", int(tries), event.decode(), int(version),
         visible == 1, was_pending == 1, int(lost),
     )  # fmt: skip
+    return tuple.__new__(Claimed, made)
 
 
-def _claim(lane: str, shard: int, limit: int, lease: float, stay: float, names: Sequence[str]) -> tuple[Claim, list[Any]]:
-    args = (lane, limit, int(lease * 1000), int(stay * 1000), *names)
-    now, token, due, wait, bell, rows, refused = run("claim", shard, *args)
-    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows], bell), refused
+def _args(lane: str, limit: int, lease: float, stay: float, names: Sequence[str]) -> tuple[Any, ...]:
+    return lane, limit, int(lease * 1000), int(stay * 1000), *names
+
+
+def _owned(shard: int, answer: list[Any]) -> Claim:
+    now, token, due, wait, bell, rows, _refused = answer
+    return Claim(shard, now, token.decode(), due, wait, [_claimed(row) for row in rows], bell)
 
 
 def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) -> Claim:
@@ -95,7 +103,17 @@ def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) ->
 
     Where nothing is due, the caller may `linger`: `stay` seconds, or until the next is due if that is soon.
     """
-    return _claim(lane, shard, limit, lease, stay, ())[0]
+    return _owned(shard, run("claim", shard, *_args(lane, limit, lease, stay, ())))
+
+
+def begin_claim(lane: str, shard: int, limit: int, lease: float) -> Callable[[], Claim]:
+    """`claim` in two steps; the function that is answered waits for it. Call it once, always.
+
+    Raises:
+        RedisAway: the soft state is out of reach; the function, too.
+    """
+    answer = begin("claim", shard, *_args(lane, limit, lease, 0.0, ()))
+    return lambda: _owned(shard, answer())
 
 
 def claim_named(
@@ -111,10 +129,10 @@ def claim_named(
         for start in range(0, len(names), CHUNK):
             part = names[start : start + CHUNK]
             named = [a for name in part for a in (name, "" if seen is None else str(seen[name]))]
-            owned, rows = _claim(lane, shard, len(part), lease, 0.0, named)
-            if owned.rows:
+            answer = run("claim", shard, *_args(lane, len(part), lease, 0.0, named))
+            if (owned := _owned(shard, answer)).rows:
                 claims.append(owned)
-            for resource, why, value, *rest in rows:
+            for resource, why, value, *rest in answer[-1]:
                 refused[resource.decode()] = (
                     Busy(value.decode())
                     if why == b"busy"
@@ -140,17 +158,31 @@ def extend(lane: str, owned: Claim, lease: float, resources: Sequence[str]) -> l
 
 def store(lane: str, owned: Claim, items: Sequence[tuple[str, int, int, bytes]]) -> list[bool]:
     """Store `(resource, ttl_ms, soft_until_ms, packed)`; False where the claim has ended or a newer one is there."""
-    out: list[bool] = []
-    batch: list[tuple[str, int, int, bytes]] = []
+    return [flag > 0 for flag in _store(lane, owned, [(name, "", "", *rest) for name, *rest in items])]
+
+
+def finish(lane: str, owned: Claim, items: Sequence[tuple[Claimed, int, int, bytes, bool]]) -> list[int]:
+    """Store `(row, ttl_ms, soft_until_ms, packed, clean)` and end what is `clean`: no mark of it stood when they were read.
+
+    Answers 0 where it is refused as by `store`, 1 stored, 2 stored and the claim ended as by `done`; with 1 it has still to end,
+    because it was not clean or moved meanwhile.
+    """
+    return _store(
+        lane, owned, [(row.resource, row.gen if clean else "", row.epoch, ttl, soft, raw) for row, ttl, soft, raw, clean in items]
+    )
+
+
+def _store(lane: str, owned: Claim, items: Sequence[tuple[Any, ...]]) -> list[int]:
+    out: list[int] = []
+    batch: list[Any] = []
     size = 0
-    for item in [*items, None]:
-        if batch and (item is None or size + len(item[3]) > 4_000_000):
-            out += [flag == 1 for flag in run("store", owned.shard, lane, owned.token, *(a for i in batch for a in i))]
+    for item in items:
+        if batch and size + len(item[5]) > STORE_BYTES:
+            out += run("store", owned.shard, lane, owned.token, *batch)
             batch, size = [], 0
-        if item is not None:
-            batch.append(item)
-            size += len(item[3])
-    return out
+        batch += item
+        size += len(item[5])
+    return out + run("store", owned.shard, lane, owned.token, *batch) if batch else out
 
 
 def done(lane: str, owned: Claim, ends: Sequence[Done]) -> tuple[bool, list[int]]:

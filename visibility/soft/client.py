@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
@@ -261,6 +262,26 @@ def run(name: str, shard: int, *args: Any) -> Any:
             return ask("EVALSHA", code.digest, 1, *argv)
         except NoScriptError:
             return ask("EVAL", code.source, 1, *argv)
+
+
+def begin(name: str, shard: int, *args: Any) -> Callable[[], Any]:
+    """`run` in two steps: the script is on its way; the function that is answered waits for the result. Call it once, always.
+
+    Raises:
+        RedisAway: see `guard`; the function, too.
+    """
+    code, argv = script(name), (base(shard), keep_ms(), *args)
+    with guard():
+        answer = line().send("EVALSHA", code.digest, 1, *argv)
+
+    def result() -> Any:
+        with guard():
+            try:
+                return answer()
+            except NoScriptError:
+                return line().ask("EVAL", code.source, 1, *argv)
+
+    return result
 
 
 async def arun(name: str, shard: int, *args: Any) -> Any:

@@ -6,6 +6,8 @@ back: twice the time of the round trip. A kept connection is used as it lies, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hiredis import pack_command
@@ -17,7 +19,7 @@ PLENTY = 65_536
 
 
 class Line:
-    """`redis` is the client; `ask` runs one command. Safe over threads: a connection in use is in nobody else's reach.
+    """`redis` is the client; `ask` runs one command, `send` begins one. Safe over threads: one in use is nobody else's.
 
     Only a plain server's connections are kept. What a Cluster or Sentinel moves about, and a pool that the URL bounds, is asked
     through the client.
@@ -42,13 +44,41 @@ class Line:
         """
         if self._pool is None:
             return self.redis.execute_command(*command)
-        try:
-            one = self._idle.pop()
-        except IndexError:
-            one = self._pool.get_connection()
-        whole = False
+        return self._exchange(self._kept(), command)
+
+    def send(self, *command: Any) -> Callable[[], Any]:
+        """The same in two steps: the command is on its way, and the function that is answered waits for what `ask` answers.
+
+        It has to be called, once. Where no connection is kept, it does all of it.
+        """
+        if self._pool is None:
+            return partial(self.redis.execute_command, *command)
+        one = self._kept()
         try:
             one.send_packed_command([pack_command(command)])
+        except BaseException as error:
+            self._lose(one)
+            if not isinstance(error, RedisConnectionError):
+                raise
+            return partial(self.redis.execute_command, *command)
+        return partial(self._exchange, one, command, sent=True)
+
+    def _kept(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._pool.get_connection()
+
+    def _lose(self, one: Any) -> None:
+        # Whatever is still to come on it is nobody's answer.
+        one.disconnect()
+        self._pool.release(one)
+
+    def _exchange(self, one: Any, command: tuple[Any, ...], *, sent: bool = False) -> Any:
+        whole = False
+        try:
+            if not sent:
+                one.send_packed_command([pack_command(command)])
             answer = one.read_response()
             whole = not (self._moves and one.should_reconnect())
             return answer
@@ -63,6 +93,4 @@ class Line:
             if whole:
                 self._idle.append(one)
             else:
-                # Whatever is still to come on it is nobody's answer.
-                one.disconnect()
-                self._pool.release(one)
+                self._lose(one)

@@ -53,6 +53,7 @@ if #due > 0 then
   many('ZREM', pending, due)
   many('ZADD', claimed, owned)
   redis.call('PEXPIRE', claimed, ARGV[1])
+  local visible = visible_among(due)
   for n, res in ipairs(due) do
     local state = base .. ':state:' .. res
     local seen = redis.call('HMGET', state, 'gen', 'epoch', 'since', 'forced', 'tries', 'ev', 'ver', 'lost', 'tenant')
@@ -61,7 +62,7 @@ if #due > 0 then
     if seen[9] and seen[9] ~= '' then redis.call('ZREM', base .. ':tenant:' .. lane .. ':' .. seen[9], res) end
     rows[n] = {
       res, seen[1] or '0', seen[2] or '0', seen[3] or '0', seen[4] or '0', seen[5] or '0', seen[6] or '', seen[7] or '0',
-      visible_until(res) > now and 1 or 0, was_pending[n] and 1 or 0, seen[8] or '0',
+      visible[n] > now and 1 or 0, was_pending[n] and 1 or 0, seen[8] or '0',
     }
   end
 end

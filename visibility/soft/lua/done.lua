@@ -15,7 +15,8 @@ for i = 4, #ARGV, 5 do
     over[#over + 1] = res
     local clean = how ~= 'back' and (seen[2] or '0') == gen
     if clean then
-      redis.call('HDEL', state, 'owner', 'since2', 'window', 'since', 'tries', 'nb', 'err', 'lost', 'forced', 'hot')
+      local vouched = how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch
+      at_rest(res, token, vouched and visible_until(res) or 0)
     elseif how == 'trust' or how == 'keep' then
       redis.call('HDEL', state, 'owner', 'since2', 'window', 'since', 'tries', 'nb', 'err', 'lost')
     elseif how == 'drop' then
@@ -23,13 +24,7 @@ for i = 4, #ARGV, 5 do
     else
       redis.call('HDEL', state, 'owner', 'since2', 'window')
     end
-    if clean then
-      local till = visible_until(res)
-      if how == 'trust' and seen[6] == token and (seen[3] or '0') == epoch and till > now then
-        redis.call('SET', base .. ':fresh:' .. res, seen[6], 'PX', text(till - now))
-      end
-      out[#out + 1] = 1
-    elseif how == 'back' and not seen[7] and not seen[8] then
+    if clean or (how == 'back' and not seen[7] and not seen[8]) then
       out[#out + 1] = 1
     else
       if seen[4] then redis.call('HSETNX', state, 'since', seen[4]) end

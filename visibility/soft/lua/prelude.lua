@@ -44,6 +44,25 @@ local function visible_until(res)
   return score and tonumber(score) or 0
 end
 
+-- The same for a list, by one command a type.
+local function visible_among(list)
+  local out, types = {}, {}
+  for n, res in ipairs(list) do
+    local typ, key = split(res)
+    local some = types[typ]
+    if not some then
+      some = {{}, {}}
+      types[typ] = some
+    end
+    some[1][#some[1] + 1] = key
+    some[2][#some[2] + 1] = n
+  end
+  for typ, some in pairs(types) do
+    for k, score in ipairs(scores(base .. ':visible:' .. typ, some[1])) do out[some[2][k]] = score and tonumber(score) or 0 end
+  end
+  return out
+end
+
 local function field(state, name) return redis.call('HGET', state, name) or '0' end
 
 local function wake(lane)
@@ -65,4 +84,11 @@ local function baton(res, token)
   local name = base .. ':baton:' .. res .. ':' .. token
   redis.call('RPUSH', name, '1')
   redis.call('PEXPIRE', name, 15000)
+end
+
+-- A claim ends and nothing moved since it began: the resource is at rest, and vouched for until `till` (0: not at all).
+local function at_rest(res, version, till)
+  local state = base .. ':state:' .. res
+  redis.call('HDEL', state, 'owner', 'since2', 'window', 'since', 'tries', 'nb', 'err', 'lost', 'forced', 'hot')
+  if till > now then redis.call('SET', base .. ':fresh:' .. res, version, 'PX', text(till - now)) end
 end

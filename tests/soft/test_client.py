@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,103 @@ def test_a_redis_that_hangs_costs_a_call_what_the_address_says(own_redis: server
             leases.visible_among("counter", ["a"])
     finally:
         own_redis.resume()
+
+
+# --- one script after the other, the next prepared while Redis works -----------------------------------------------------
+
+
+def _calls(texts: Sequence[str], sent: list[str]) -> Iterator[tuple[str, int, list[Any]]]:
+    for text in texts:
+        sent.append(text)
+        yield text, 0, ["counter", text]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+async def test_answers_are_taken_in_order_each_while_the_next_is_under_way(count: int) -> None:
+    names = [str(n) for n in range(count)]
+    await in_thread(watch)(*(f"counter:{name}" for name in names[::2]))
+    for how in ("sync", "async"):
+        sent: list[str] = []
+        taken: list[tuple[str, Any, int]] = []
+
+        def take(what: str, answer: Any, sent: list[str] = sent, taken: list[Any] = taken) -> None:
+            taken.append((what, [key.decode() for key in answer], len(sent)))
+
+        if how == "sync":
+            await in_thread(soft_client.run_each)("among", _calls(names, sent), take)
+        else:
+            await soft_client.arun_each("among", _calls(names, sent), take)
+        assert [(what, keys) for what, keys, _ in taken] == [(n, [n] if int(n) % 2 == 0 else []) for n in names]
+        assert [ahead for *_, ahead in taken] == [min(n + 2, count) for n in range(count)]
+
+
+@pytest.mark.parametrize("where", ["calls", "take"])
+async def test_what_is_under_way_when_something_fails_leaves_nothing_behind(
+    redis: redis_py.Redis, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def calls() -> Iterator[tuple[int, int, list[Any]]]:
+        for n in range(5):
+            if n == 3 and where == "calls":
+                raise ValueError(where)
+            yield n, 0, ["counter", str(n)]
+
+    def take(n: int, _answer: Any) -> None:
+        if n == 1 and where == "take":
+            raise ValueError(where)
+
+    def both() -> None:
+        for _ in range(3):
+            with pytest.raises(ValueError, match=where):
+                soft_client.run_each("among", calls(), take)
+            assert soft_client.line().ask("ECHO", "mine") == b"mine"
+
+    await in_thread(both)()
+    before = connections(redis)
+    for _ in range(20):
+        with pytest.raises(ValueError, match=where):
+            await soft_client.arun_each("among", calls(), take)
+    assert await soft_client.arun("among", 0, "counter", "a") == []
+    await await_for(lambda: connections(redis) <= before + 3, 5, "none is left over for each of the twenty")
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_redis_that_is_away_ends_it(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings.VISIBILITY = {**settings.VISIBILITY, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    with pytest.raises(RedisAway):
+        await soft_client.arun_each("among", _calls(["a", "b", "c"], []), lambda *_: None)
+    soft_client.close()
+    with pytest.raises(RedisAway):
+        await in_thread(soft_client.run_each)("among", _calls(["a", "b", "c"], []), lambda *_: None)
+    soft_client.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    loops: Any = soft_client.turn()
+    assert loops._free._value == soft_client.CALLS
+
+
+async def test_who_is_cancelled_cancels_what_is_under_way(own_redis: servers.RedisServer, settings: Any) -> None:
+    await soft_client.arun_each("among", _calls(["a"], []), lambda *_: None)
+    own_redis.pause()
+    try:
+        waiting = asyncio.create_task(soft_client.arun_each("among", _calls(["a", "b", "c"], []), lambda *_: None))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.sleep(0)
+        loops: Any = soft_client.turn()
+        assert loops._free._value == soft_client.CALLS
+    finally:
+        own_redis.resume()
+
+
+def test_a_renewal_of_more_than_a_call_takes_answers_for_all() -> None:
+    some = [leases.Watch(f"{kind}:{n}", f"1/tab{n}") for n in range(1_500) for kind in ("counter", "feed", "unread")]
+    some += [leases.Watch("counter:0", f"1/more{n}") for n in range(2_500)]
+    for created in (True, False):
+        found = leases.renew(some)
+        assert found.keys() == {watch.resource for watch in some}
+        assert {one.created for one in found.values()} == {created}
+    assert leases.counts("counter:0", 0).watch == 2_501
+    assert leases.visible_count("feed") == 1_500

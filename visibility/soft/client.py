@@ -6,12 +6,13 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -31,6 +32,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
+    RedisError,
     TimeoutError as RedisTimeoutError,
     TryAgainError,
 )
@@ -54,6 +56,7 @@ AWAY = (
     TryAgainError,
     OSError,
 )
+T = TypeVar("T")
 OPEN_SECONDS = 1.0
 # Calls of an event loop that may be under way at once, and waits for builds besides: redis-py's pools hold 100 connections, and
 # raise what looks like a Redis that is away when they are asked for more.
@@ -284,6 +287,29 @@ def begin(name: str, shard: int, *args: Any) -> Callable[[], Any]:
     return result
 
 
+def run_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Callable[[T, Any], None]) -> None:
+    """Run a script for each `(what, shard, args)`, and `take(what, answer)` in their order.
+
+    The next is prepared while Redis works, and may overtake the one before: give calls that do not care which comes first.
+
+    Raises:
+        RedisAway: see `guard`; the next may have run, but nobody is told.
+    """
+    under_way: tuple[T, Callable[[], Any]] | None = None
+    try:
+        for what, shard, args in calls:
+            before, under_way = under_way, (what, begin(name, shard, *args))
+            if before is not None:
+                take(before[0], before[1]())
+        if under_way is not None:
+            before, under_way = under_way, None
+            take(before[0], before[1]())
+    finally:
+        if under_way is not None:
+            with suppress(RedisAway, RedisError):
+                under_way[1]()
+
+
 async def arun(name: str, shard: int, *args: Any) -> Any:
     """The asynchronous twin of `run`."""
     code, argv = script(name), (base(shard), keep_ms(), *args)
@@ -293,3 +319,22 @@ async def arun(name: str, shard: int, *args: Any) -> Any:
             return await redis_client.evalsha(code.digest, 1, *argv)
         except NoScriptError:
             return await redis_client.eval(code.source, 1, *argv)
+
+
+async def arun_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Callable[[T, Any], None]) -> None:
+    """The asynchronous twin of `run_each`."""
+    under_way: tuple[T, asyncio.Task[Any]] | None = None
+    try:
+        for what, shard, args in calls:
+            before, under_way = under_way, (what, asyncio.create_task(arun(name, shard, *args)))
+            if before is None:
+                # It leaves before the next is prepared.
+                await asyncio.sleep(0)
+            else:
+                take(before[0], await before[1])
+        if under_way is not None:
+            take(under_way[0], await under_way[1])
+    finally:
+        if under_way is not None and not under_way[1].cancel() and not under_way[1].cancelled():
+            # Looked at, lest it be reported as an error that nobody saw.
+            under_way[1].exception()

@@ -6,16 +6,17 @@ Counts are derived from live leases; nothing is incremented. The end of a lease 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from visibility.conf import settings
 from visibility.datatypes import registry
-from visibility.soft.client import arun, client, guard, run
+from visibility.soft.client import arun, arun_each, client, guard, run, run_each
 from visibility.soft.keys import by_shard, key, shard_of, shards
 
 ROLES = {"watch": "watchers", "background": "background", "parked": "background", "hold": "holders"}
 CHUNK = 500
-# Keys, and pairs of key and member, in one section of a renewal: what Lua can unpack at once, and not too long a script.
+# Keys, and pairs of key and member, in one section of a renewal: what Lua can unpack at once. A call has twice as many at most.
 SECTION = 1_000
 # How much a renewal does.
 BEAT, CARRY, WHOLE = 0, 1, 2
@@ -67,23 +68,39 @@ def background_counts(resource: str) -> bool:
     return data_type is not None and data_type.background is not None
 
 
-def _calls(watches: Iterable[Watch], part: int) -> Iterator[tuple[int, list[tuple[str, list[str]]], list[Any]]]:
-    """Shard, the keys of each section by type, and the script's arguments; at most `SECTION` keys and pairs in a section."""
+def _calls(watches: Iterable[Watch], part: int) -> Iterator[tuple[list[tuple[str, list[str]]], int, list[Any]]]:
+    """The keys of each section by type, shard, and the script's arguments. Not all at once: what comes first is on its way
+    while the rest is sorted out."""
+    rows, size = iter(watches), 2 * SECTION * len(shards())
+    while some := list(islice(rows, size)):
+        yield from _grouped(some, part)
+
+
+def _grouped(watches: Sequence[Watch], part: int) -> Iterator[tuple[list[tuple[str, list[str]]], int, list[Any]]]:
     default, many = settings.TTL, len(shards()) > 1
     groups: dict[tuple[int, str, str, float, bool], dict[str, list[str]]] = {}
     for resource, member, kind, seconds, switch in watches:
-        data_type, _, key = resource.partition(":")
+        data_type, _, name = resource.partition(":")
         slot = (shard_of(resource) if many else 0, data_type, kind, default if seconds is None else seconds, switch)
-        groups.setdefault(slot, {}).setdefault(key, []).append(member)
-    calls: dict[int, list[tuple[str, list[str], list[Any]]]] = {}
+        found = groups.get(slot)
+        if found is None:
+            found = groups[slot] = {}
+        if name in found:
+            found[name].append(member)
+        else:
+            found[name] = [member]
+    calls: dict[int, tuple[list[tuple[str, list[str]]], list[Any]]] = {}
     for (shard, data_type, kind, seconds, switch), found in groups.items():
         head = (data_type, ROLES[kind], int(seconds * 1000), int(kind != "parked"), int(switch), part)
         for keys, pairs in _sections(found):
-            calls.setdefault(shard, []).append((data_type, keys, [*head, len(pairs) // 2, *pairs]))
-    for shard, sections in calls.items():
-        for start in range(0, len(sections), 2):
-            some = sections[start : start + 2]
-            yield shard, [(name, keys) for name, keys, _ in some], [arg for *_, args in some for arg in args]
+            sections, args = calls.setdefault(shard, ([], []))
+            if len(args) + len(pairs) > 4 * SECTION + 7 * len(sections):
+                yield sections, shard, args
+                sections, args = calls[shard] = [], []
+            sections.append((data_type, keys))
+            args += (*head, len(pairs) // 2, *pairs)
+    for shard, (sections, args) in calls.items():
+        yield sections, shard, args
 
 
 def _sections(members: Mapping[str, Sequence[str]]) -> Iterator[tuple[list[str], list[str]]]:
@@ -132,16 +149,14 @@ def renew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
             is told in full by each; the age of the rest only by `WHOLE`.
     """
     out: dict[str, Renewed] = {}
-    for shard, sections, args in _calls(watches, part):
-        _renewed(sections, run("renew", shard, *args), out)
+    run_each("renew", _calls(watches, part), lambda sections, answer: _renewed(sections, answer, out))
     return out
 
 
 async def arenew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
     """The asynchronous twin of `renew`."""
     out: dict[str, Renewed] = {}
-    for shard, sections, args in _calls(watches, part):
-        _renewed(sections, await arun("renew", shard, *args), out)
+    await arun_each("renew", _calls(watches, part), lambda sections, answer: _renewed(sections, answer, out))
     return out
 
 

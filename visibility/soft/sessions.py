@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from visibility.conf import settings
 from visibility.soft import clock
-from visibility.soft.client import aclient, arun, run, turn
+from visibility.soft.client import aclient, arun, arun_each, run, run_each, turn
 from visibility.soft.keys import by_shard, key, shard_of, shards
 from visibility.soft.leases import background_counts
 
@@ -94,7 +94,7 @@ def _lease_ms() -> int:
 
 def _attend_calls(
     node: str, process: str, sessions: Iterable[Attending], limit: int, *, light: bool
-) -> Iterator[tuple[int, list[Attending], list[Any]]]:
+) -> Iterator[tuple[tuple[int, list[Attending]], int, list[Any]]]:
     # Every shard is asked, sessions there or not: the process's mark is what tells of a flush.
     groups: dict[int, list[Attending]] = {shard: [] for shard in shards()}
     if len(groups) == 1:
@@ -108,21 +108,27 @@ def _attend_calls(
             args: list[Any] = [_lease_ms(), node, process, limit, len(part) if light else 0]
             for user, sid, state, resources in part:
                 args += (user, sid) if light else (user, sid, state, len(resources), *resources)
-            yield shard, part, args
+            yield (shard, part), shard, args
 
 
-def _attended(shard: int, part: list[Attending], rows: list[Any], first: bool, out: Attended) -> Attended:
-    now, known, last, *flat = rows
-    clock.seen(now)
-    for one, status, crossed in zip(part, flat[::2], flat[1::2], strict=True):
-        if not status:
-            (out.refused if one.state else out.gone).append(one.sid)
-        if crossed:
-            out.online.append(one.user)
-        if crossed == 2:
-            out.lapsed.append(one.user)
-    flushed = out.flushed or (first and not known)
-    return out._replace(flushed=flushed, access=int(last) if shard == 0 else out.access)
+class _Roll:
+    """What the calls of `attend` have found so far."""
+
+    def __init__(self) -> None:
+        self.out = Attended([], [], [], [], False, 0)
+
+    def take(self, what: tuple[int, list[Attending]], rows: list[Any]) -> None:
+        (shard, part), (now, known, last, *flat), out = what, rows, self.out
+        clock.seen(now)
+        for one, status, crossed in zip(part, flat[::2], flat[1::2], strict=True):
+            if not status:
+                (out.refused if one.state else out.gone).append(one.sid)
+            if crossed:
+                out.online.append(one.user)
+            if crossed == 2:
+                out.lapsed.append(one.user)
+        # Whichever of a shard's calls came first there has seen whether the mark stood.
+        self.out = out._replace(flushed=out.flushed or not known, access=int(last) if shard == 0 else out.access)
 
 
 async def aattend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
@@ -132,22 +138,16 @@ async def aattend(node: str, process: str, sessions: Iterable[Attending], limit:
         limit: new sessions a user may have.
         light: all of these are only renewed, and were written or renewed without it less than ten leases ago.
     """
-    out = Attended([], [], [], [], False, 0)
-    seen: set[int] = set()
-    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
-        out = _attended(shard, part, await arun("attend", shard, *args), shard not in seen, out)
-        seen.add(shard)
-    return out
+    roll = _Roll()
+    await arun_each("attend", _attend_calls(node, process, sessions, limit, light=light), roll.take)
+    return roll.out
 
 
 def attend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
     """The synchronous twin of `aattend`."""
-    out = Attended([], [], [], [], False, 0)
-    seen: set[int] = set()
-    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
-        out = _attended(shard, part, run("attend", shard, *args), shard not in seen, out)
-        seen.add(shard)
-    return out
+    roll = _Roll()
+    run_each("attend", _attend_calls(node, process, sessions, limit, light=light), roll.take)
+    return roll.out
 
 
 def _leave_calls(sessions: Iterable[tuple[str, str]]) -> Iterator[tuple[int, list[tuple[str, str]], list[Any]]]:

@@ -11,13 +11,14 @@ import redis as redis_py
 from django.db import OperationalError
 from django.test import override_settings
 
-from tests.lanes import change, drain, drain_all, look, pend, watch
+from tests.lanes import change, drain, drain_all, leave, look, pend, watch
 from tests.support import wait_for
 from tests.support.probe import builds
-from visibility import points, recompute, testing
+from visibility import dirty, points, recompute, testing
 from visibility.builds.ahead import Ahead
 from visibility.conf import settings
-from visibility.soft import levels
+from visibility.exceptions import RedisAway
+from visibility.soft import claims, client as soft_client, levels
 
 NAMES = [f"probe:{n}" for n in range(6)]
 KEYS = [name.partition(":")[2] for name in NAMES]
@@ -84,7 +85,7 @@ def test_a_change_after_the_early_claim_is_built(backlog: None, at: Any) -> None
     at("build.read", move)
     drain_all()
     for name in NAMES:
-        assert b"100" in (look(name).raw or b"")
+        assert b'"value":100' in (look(name).raw or b"")
 
 
 @pytest.mark.parametrize("stop", [SystemExit(1), KeyboardInterrupt()])
@@ -145,6 +146,77 @@ def test_what_was_claimed_too_long_ago_is_given_back_and_counts_as_no_lost_worke
     assert [(row.resource, row.lost) for row in owned.rows] == [(name, 0) for name in NAMES]
     recompute.work(lane, owned)
     assert claimed() == 0
+
+
+def test_a_batch_that_takes_long_after_all_keeps_nothing_from_others(backlog: None, at: Any) -> None:
+    """The thread that keeps claims alive gives back what was claimed ahead; the batch itself stays claimed."""
+    seen: list[Any] = []
+
+    def hang() -> None:
+        wait_for(lambda: claimed() == 4, 5)
+        wait_for(lambda: claimed() == 2, 5, "the next batch was given back")
+        seen.extend(claims.claim("hot", 0, 6, 5).rows)
+
+    at("build.read", hang)
+    drain()
+    assert sorted((row.resource, row.lost) for row in seen) == [(name, 0) for name in NAMES[2:]]
+
+
+@pytest.mark.parametrize("sign", ["lost", "tries"])
+def test_not_beside_what_has_failed_before(backlog: None, at: Any, redis: redis_py.Redis, sign: str) -> None:
+    redis.hset(f"{{vis:0}}:state:{NAMES[1]}", sign, "1")
+    seen: list[int] = []
+    at("build.read", lambda: seen.append(claimed()))
+    assert drain() == 6
+    assert seen == [2]
+
+
+def test_a_claim_that_found_nothing_rings_no_bell_and_ends_no_drain(backlog: None, at: Any, redis: redis_py.Redis) -> None:
+    """Somebody else took the rest meanwhile; a change that comes then needs its job, or the drain that still runs."""
+    seen: list[Any] = []
+
+    def take_the_rest() -> None:
+        wait_for(lambda: claimed() == 4, 5)
+        others = claims.claim("hot", 0, 6, 5)
+        assert len(others.rows) == 2
+        recompute.work(settings.lane("hot"), others)
+
+    at("build.read", take_the_rest)
+    at("build.pushed", lambda: seen.append(redis.exists("{vis:0}:lingering:hot")))
+    drain()
+    assert seen == [0]
+    ahead = Ahead(settings.lane("hot"), 0)
+    ahead.begin(6)
+    assert ahead.take() is None
+    pend(NAMES[0], window=1.5)
+    ahead.begin(6)
+    assert ahead.take() is None
+    assert not redis.exists("{vis:0}:lingering:hot")
+
+
+def test_while_redis_is_away_it_is_dropped_without_waiting(backlog: None) -> None:
+    ahead, kept = Ahead(settings.lane("hot"), 0), soft_client.line()
+    ahead.begin(6)
+    wait_for(lambda: claimed() == 6, 5)
+    with pytest.raises(RedisAway), soft_client.guard():
+        raise redis_py.exceptions.ConnectionError("gone")
+    idle = len(kept._idle)
+    ahead.drop()
+    with pytest.raises(RedisAway):
+        soft_client.begin("among", 0, "counter", "a")
+    soft_client.close()
+    assert len(kept._idle) == idle, "the connection with the answer that nobody read is kept for nobody"
+    assert not kept.redis.connection_pool._in_use_connections - set(kept._idle)
+    assert claimed() == 6
+
+
+def test_who_came_to_watch_after_the_claim_is_built_for(backlog: None, at: Any, redis: redis_py.Redis) -> None:
+    leave(*NAMES, redis=redis)
+    at("drain.claimed", lambda: watch(NAMES[0], NAMES[2]))
+    assert drain() == 2
+    assert dirty.dirty_among("probe", KEYS).keys() == {"1", "3", "4", "5"}
+    for name in (NAMES[0], NAMES[2]):
+        assert look(name).raw
 
 
 def test_dropping_is_harmless(backlog: None) -> None:

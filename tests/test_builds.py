@@ -372,6 +372,25 @@ def test_where_no_mark_stood_the_store_ends_the_claim_unless_it_moved(db: None, 
     assert (after.due_ms is not None) == moved == (not after.fresh)
 
 
+def test_what_the_store_ended_is_told_whatever_fails_after_it(db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(push, "publish", lambda updates: told.extend(name for name, _ in updates))
+    dirty.mark("probe", {"a": 1})
+    watch("probe:a", "probe:b")
+    pend("probe:a", "probe:b")
+
+    def away(*_: object) -> None:
+        raise OperationalError("server closed the connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dirty, "clear", away)
+        with pytest.raises(OperationalError):
+            drain()
+    assert told == ["probe:b"]
+    drain_all()
+    assert told == ["probe:b", "probe:a"]
+
+
 def test_readers_who_wait_are_woken_by_the_store(transactional_db: None, probes: Path, redis: redis_py.Redis) -> None:
     order("a", hold=True)
     pend("probe:a", forced=True)

@@ -17,6 +17,7 @@ from tests.app.models import Counter
 from tests.support import wait_for
 from tests.support.local import draining, immortal
 from visibility import signals
+from visibility.exceptions import RedisAway
 from visibility.presence import Presence, announce, announce_users, drop, sweep
 from visibility.soft import leases, sessions
 from visibility.soft.leases import Watch
@@ -452,6 +453,27 @@ def test_a_renewal_writes_whole_what_is_gone(redis: redis_py.Redis) -> None:
     done = attend("n1", "n1:1", [Attending("1", "a", "visible", ["counter:a"])])
     assert (done.gone, done.flushed, done.online) == ([], False, ["1"])
     assert visibility.interests("a") == ["counter:a"]
+
+
+async def test_a_flush_is_told_though_a_later_call_fails(redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call has written the process's mark: nobody is told again."""
+    told: list[str] = []
+    many = [Attending(str(n), f"s{n}", "visible") for n in range(sessions.CHUNK * 2 + 1)]
+    run, calls = sessions.arun, 0
+
+    async def once(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RedisAway("gone again")
+        return await run(*args)
+
+    monkeypatch.setattr(sessions, "arun", once)
+    with pytest.raises(RedisAway):
+        await sessions.aattend("n1", "n1:1", many, flushed=lambda: told.append("flushed"))
+    assert told == ["flushed"]
+    assert not (await sessions.aattend("n1", "n1:1", many[:1], flushed=lambda: told.append("flushed"))).flushed
+    assert told == ["flushed"]
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -165,6 +165,12 @@ def _drain(lane: Lane, shard: int, stop: Stop) -> int:
         ahead.drop()
 
 
+def _is_quick(lane: Lane, owned: Claim) -> bool:
+    """Whether more is due, and this batch is sure to be over in a moment: nothing in it has failed or cost a worker before."""
+    quick = 0 < _pace.get(lane.name, 0.0) * len(owned.rows) < QUICK
+    return quick and owned.due > 0 and not any(row.tries or row.lost for row in owned.rows)
+
+
 def _work_off(lane: Lane, shard: int, stop: Stop, ahead: Ahead) -> int:
     ends, built, helped, last_try, more = time.monotonic() + lane.budget, 0, False, False, False
     while not stop and (ahead or time.monotonic() < ends):
@@ -178,7 +184,7 @@ def _work_off(lane: Lane, shard: int, stop: Stop, ahead: Ahead) -> int:
                 helped = True
                 enqueue_drain(lane.name, shard)
             started = time.monotonic()
-            if owned.due and 0 < _pace.get(lane.name, 0.0) * len(owned.rows) < QUICK and started < ends:
+            if started < ends and _is_quick(lane, owned):
                 ahead.begin(_limit(lane))
             built += work(lane, owned)
             _pace[lane.name] = (time.monotonic() - started) / len(owned.rows)
@@ -223,15 +229,24 @@ def work(lane: Lane, owned: Claim) -> int:
                 )
                 claims.fail(lane.name, owned, [(row, 30.0, f"unknown data type {kind!r}", False) for row in rows])
                 continue
-            wanted = [row for row in rows if row.visible or row.forced]
-            if unwanted := [row for row in rows if not (row.visible or row.forced)]:
-                put_off(data_type, lane.name, owned, unwanted)
+            unwanted = _unwanted(data_type, rows)
+            wanted = [row for row in rows if row.resource not in unwanted]
+            if unwanted:
+                put_off(data_type, lane.name, owned, list(unwanted.values()))
             if wanted and wanted[0].lost >= GIVE_UP_AFTER_LOST:
                 give_up(data_type, lane.name, owned, wanted[0])
             elif wanted:
                 out = build_claimed(data_type, lane.name, owned, wanted, lost, time_limit)
                 stored += sum(one.stored is not None for one in out.values())
     return stored
+
+
+def _unwanted(data_type: DataType, rows: Sequence[Claimed]) -> dict[str, Claimed]:
+    """Those that nobody watches and nobody has asked for: not at the claim, and not now, which may be a batch later."""
+    cut = len(data_type.name) + 1
+    found = {row.resource[cut:]: row for row in rows if not (row.visible or row.forced)}
+    back = leases.visible_among(data_type.name, list(found)) if found else set()
+    return {row.resource: row for key, row in found.items() if key not in back}
 
 
 def put_off(data_type: DataType, lane: str, owned: Claim, rows: Sequence[Claimed]) -> None:

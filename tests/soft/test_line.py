@@ -113,11 +113,13 @@ def test_a_command_may_be_on_its_way_while_others_are_asked(redis: redis_py.Redi
     redis.mset({"a": "of a", "b": "of b", "c": "of c"})
     first, second = kept.send("GET", "a"), kept.send("GET", "b")
     assert kept.ask("GET", "c") == b"of c"
-    assert (second(), first()) == (b"of b", b"of a")
+    assert first.left
+    assert (second.answer(), first.answer()) == (b"of b", b"of a")
+    assert not first.left
     redis.set("a", "text")
     wrong = kept.send("INCR", "a")
     with pytest.raises(ResponseError):
-        wrong()
+        wrong.answer()
     assert kept.ask("GET", "a") == b"text"
 
 
@@ -129,15 +131,16 @@ def test_one_whose_connection_broke_meanwhile_is_sent_once_more(redis: redis_py.
         wait_for(lambda: redis.info("clients")["blocked_clients"] == 1, 5)
         redis.client_kill_filter(_type="normal", skipme=True)
         redis.rpush("nothing", "at last")
-        assert list(answer()) == [b"nothing", b"at last"]
+        assert list(answer.answer()) == [b"nothing", b"at last"]
         assert kept.ask("GET", "a") == b"1"
 
 
 def test_it_is_asked_late_where_no_connection_is_kept(redis: redis_py.Redis) -> None:
     bounded = Line(redis_py.Redis.from_url(f"{settings.REDIS_URL}?max_connections=5"))
     answer = bounded.send("GET", "a")
+    assert not answer.left
     redis.set("a", "1")
-    assert answer() == b"1"
+    assert answer.answer() == b"1"
 
 
 def test_threads_get_their_own_answers(redis: redis_py.Redis) -> None:

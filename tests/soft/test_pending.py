@@ -584,3 +584,32 @@ def test_visible_and_hidden_are_told_apart_at_the_claim() -> None:
 
 def test_items_default_to_a_change() -> None:
     assert Item("counter:a", 1) == Item("counter:a", 1, "", False, 0.25, 0.0, "", False)
+
+
+def test_between_a_store_and_the_next_claim_a_drain_counts_as_at_work() -> None:
+    """It holds nothing then, and yet whoever wakes the lane has to look whether its job waits."""
+    lane = settings.lane(LANE)
+    assert pending.pend(lane, [Item("counter:a", 1, window=0.0)]).idle == {0}
+    owned = claims.claim(LANE, 0, 10, 15)
+    now = owned.now_ms
+    assert claims.finish(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)]) == [2]
+    assert size() == 0
+    assert pending.pend(lane, [Item("counter:b", 1, window=0.0)]).idle == set()
+    owned = claims.claim(LANE, 0, 10, 15)
+    claims.finish(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)])
+    assert claims.claim(LANE, 0, 10, 15).rows == []
+    assert pending.pend(lane, [Item("counter:c", 1, window=0.0)]).idle == {0}
+
+
+def test_a_store_that_is_sent_once_more_answers_what_the_first_would_have() -> None:
+    """After a broken connection nobody knows whether it ran: the watchers have to be told."""
+    pending.pend(settings.lane(LANE), [Item("counter:a", 1, window=0.0), Item("counter:b", 1, window=0.0)])
+    owned = claims.claim(LANE, 0, 10, 15)
+    rows = {row.resource: row for row in owned.rows}
+    items = [
+        (rows["counter:a"], 60_000, owned.now_ms + 60_000, packed(owned), True),
+        (rows["counter:b"], 60_000, owned.now_ms + 60_000, packed(owned), False),
+    ]
+    assert claims.finish(LANE, owned, items) == [2, 1]
+    assert claims.finish(LANE, owned, items) == [2, 1]
+    assert claims.done(LANE, owned, [Done(rows["counter:b"], "keep")]) == (False, [1])

@@ -190,15 +190,17 @@ def _waited_since(row: Claimed, marks: Marks) -> int:
 def _settle(
     data_type: DataType, lane: str, owned: Claim, keys: Mapping[str, Claimed], seen: Mapping[str, Marks], out: dict[str, Built]
 ) -> None:
-    name = data_type.name
+    name, version = data_type.name, int(owned.token)
     good = {key: seen[key] for key, row in keys.items() if out[row.resource].stored}
+    # Before anything that may fail: nobody comes back to those whose claim has ended.
+    _publish([(row.resource, version) for row in keys.values() if out[row.resource].ended])
     moved = dirty.clear(name, good) if good else set()
     if data_type.hidden is Hidden.SUMMARISE:
         taken = dirty.take_summaries(name, [key for key, one in good.items() if one.dirty and key not in moved])
         for key, kinds in taken.items():
             out[keys[key].resource] = out[keys[key].resource]._replace(summary=kinds)
     reach("build.cleared")
-    _publish([(keys[key].resource, int(owned.token)) for key in good])
+    _publish([(keys[key].resource, version) for key in good if not out[keys[key].resource].ended])
     reach("build.pushed")
     # Asked for after the push: somebody waits for that, and the answer may take a trip to Redis.
     window = pressure.window(data_type)
@@ -217,6 +219,8 @@ def _settle(
 @traced("push")
 def _publish(updates: list[tuple[str, int]]) -> None:
     """Tell the watchers; a hint that is lost is made good by their next heartbeat, so nothing here may fail a build."""
+    if not updates:
+        return
     try:
         push.publish(updates)
     except Exception:

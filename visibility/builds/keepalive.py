@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from visibility.exceptions import RedisAway
 from visibility.soft import claims
@@ -38,16 +39,24 @@ class _Held:
         self.due = time.monotonic() + self.lease / 3
 
 
+class Kept(Protocol):
+    """What the thread looks after: `renew` is called once `due`, a time of `time.monotonic`, has come."""
+
+    due: float
+
+    def renew(self) -> None: ...
+
+
 class _Keeper:
     """The thread and what it looks after."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.held: dict[_Held, None] = {}
+        self.held: dict[Kept, None] = {}
         self.thread: threading.Thread | None = None
         self.next = self.until = 0.0
 
-    def add(self, one: _Held) -> None:
+    def add(self, one: Kept) -> None:
         with self.changed:
             self.held[one] = None
             if self.thread is None or not self.thread.is_alive():
@@ -57,7 +66,7 @@ class _Keeper:
             if one.due < self.next:
                 self.changed.notify()
 
-    def remove(self, one: _Held) -> None:
+    def remove(self, one: Kept) -> None:
         with self.changed:
             self.held.pop(one, None)
 
@@ -89,6 +98,16 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def add(one: Kept) -> None:
+    """Look after this until it is removed."""
+    _keeper.add(one)
+
+
+def remove(one: Kept) -> None:
+    """No longer; harmless where it is not looked after."""
+    _keeper.remove(one)
 
 
 @contextmanager

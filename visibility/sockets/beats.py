@@ -146,9 +146,7 @@ class Beats:
     async def attend(self, wanted: Sequence[Attending], limit: int = 0, *, light: bool = False) -> set[str]:
         """Write sessions, under `leasing`; who was renewed in vain is written whole. Answers the refused."""
         hub = self._hub
-        done = await sessions.aattend(hub.node, hub.process, wanted, limit, light=light)
-        if self.lost(not done.flushed):
-            hub.flushed()
+        done = await sessions.aattend(hub.node, hub.process, wanted, limit, light=light, flushed=self._flushed)
         self._known = True
         online, lapsed = done.online, done.lapsed
         if done.gone:
@@ -159,6 +157,10 @@ class Beats:
             hub.spawn(in_thread(announce_users)(online, (), lapsed))
         hub.proving.news(done.access)
         return set(done.refused)
+
+    def _flushed(self) -> None:
+        if self.lost(False):
+            self._hub.flushed()
 
     def learn(self, renewed: Mapping[str, Renewed]) -> None:
         """What renewals tell: crossings to announce, newer versions to fetch, resources that nobody vouches for."""

@@ -7,11 +7,11 @@ from its owner, or by its lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from visibility.soft.client import aclient, begin, client, guard, run, turn
+from visibility.soft.client import Begun, aclient, begin, client, guard, run, turn
 from visibility.soft.keys import CHUNK, by_shard, key, shard_of
 
 # Snapshots that one script takes.
@@ -106,14 +106,22 @@ def claim(lane: str, shard: int, limit: int, lease: float, stay: float = 0.0) ->
     return _owned(shard, run("claim", shard, *_args(lane, limit, lease, stay, ())))
 
 
-def begin_claim(lane: str, shard: int, limit: int, lease: float) -> Callable[[], Claim]:
-    """`claim` in two steps; the function that is answered waits for it. Call it once, always.
+def begin_claim(lane: str, shard: int, limit: int, lease: float) -> Begun:
+    """`claim` in two steps, without lingering; `begun` makes a claim of the result.
 
     Raises:
-        RedisAway: the soft state is out of reach; the function, too.
+        RedisAway: the soft state is out of reach.
     """
-    answer = begin("claim", shard, *_args(lane, limit, lease, 0.0, ()))
-    return lambda: _owned(shard, answer())
+    return begin("claim", shard, *_args(lane, limit, lease, -0.001, ()))
+
+
+def begun(shard: int, one: Begun) -> Claim:
+    """What `begin_claim` has claimed.
+
+    Raises:
+        RedisAway: the soft state is out of reach; the claims end by their leases.
+    """
+    return _owned(shard, one.result())
 
 
 def claim_named(

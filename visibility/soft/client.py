@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
@@ -32,7 +31,6 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
-    RedisError,
     TimeoutError as RedisTimeoutError,
     TryAgainError,
 )
@@ -267,24 +265,48 @@ def run(name: str, shard: int, *args: Any) -> Any:
             return ask("EVAL", code.source, 1, *argv)
 
 
-def begin(name: str, shard: int, *args: Any) -> Callable[[], Any]:
-    """`run` in two steps: the script is on its way; the function that is answered waits for the result. Call it once, always.
+class Begun:
+    """A script that is on its way: ask for its `result` or `drop` it, once. `left`: False where that cannot be; it runs late."""
+
+    __slots__ = ("_argv", "_code", "_sent")
+
+    def __init__(self, name: str, shard: int, args: Sequence[Any]) -> None:
+        self._code, self._argv = script(name), (base(shard), keep_ms(), *args)
+        with guard():
+            self._sent = line().send("EVALSHA", self._code.digest, 1, *self._argv)
+
+    @property
+    def left(self) -> bool:
+        return self._sent.left
+
+    def result(self) -> Any:
+        """What `run` answers.
+
+        Raises:
+            RedisAway: see `guard`.
+        """
+        try:
+            with guard():
+                try:
+                    return self._sent.answer()
+                except NoScriptError:
+                    return line().ask("EVAL", self._code.source, 1, *self._argv)
+        finally:
+            # Where the circuit was open, nobody has asked for the answer.
+            self._sent.drop()
+
+    def drop(self) -> None:
+        """Nobody waits for the result; it may run all the same."""
+        self._sent.drop()
+
+
+def begin(name: str, shard: int, *args: Any) -> Begun:
+    """`run` in two steps.
 
     Raises:
-        RedisAway: see `guard`; the function, too.
+        RedisAway: see `guard`.
     """
-    code, argv = script(name), (base(shard), keep_ms(), *args)
-    with guard():
-        answer = line().send("EVALSHA", code.digest, 1, *argv)
-
-    def result() -> Any:
-        with guard():
-            try:
-                return answer()
-            except NoScriptError:
-                return line().ask("EVAL", code.source, 1, *argv)
-
-    return result
+    return Begun(name, shard, args)
 
 
 def run_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Callable[[T, Any], None]) -> None:
@@ -295,19 +317,17 @@ def run_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Cal
     Raises:
         RedisAway: see `guard`; the next may have run, but nobody is told.
     """
-    under_way: tuple[T, Callable[[], Any]] | None = None
+    under_way: tuple[T, Begun] | None = None
     try:
         for what, shard, args in calls:
             before, under_way = under_way, (what, begin(name, shard, *args))
             if before is not None:
-                take(before[0], before[1]())
+                take(before[0], before[1].result())
         if under_way is not None:
-            before, under_way = under_way, None
-            take(before[0], before[1]())
+            take(under_way[0], under_way[1].result())
     finally:
         if under_way is not None:
-            with suppress(RedisAway, RedisError):
-                under_way[1]()
+            under_way[1].drop()
 
 
 async def arun(name: str, shard: int, *args: Any) -> Any:
@@ -335,6 +355,10 @@ async def arun_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], ta
         if under_way is not None:
             take(under_way[0], await under_way[1])
     finally:
-        if under_way is not None and not under_way[1].cancel() and not under_way[1].cancelled():
+        if under_way is not None and not under_way[1].done():
+            # Waited for: once this has ended, nothing of it is to be written any more.
+            under_way[1].cancel()
+            await asyncio.wait([under_way[1]])
+        if under_way is not None and not under_way[1].cancelled():
             # Looked at, lest it be reported as an error that nobody saw.
             under_way[1].exception()

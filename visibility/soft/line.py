@@ -6,8 +6,6 @@ back: twice the time of the round trip. A kept connection is used as it lies, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from hiredis import pack_command
@@ -16,6 +14,33 @@ from redis.exceptions import ConnectionError as RedisConnectionError, ReadOnlyEr
 
 # How many connections a pool may have that nobody has bounded.
 PLENTY = 65_536
+
+
+class Sent:
+    """A command of `Line.send`: ask for its `answer` or `drop` it, once. Where no connection is kept, it has not left yet."""
+
+    __slots__ = ("_command", "_line", "_one")
+
+    def __init__(self, line: Line, one: Any, command: tuple[Any, ...]) -> None:
+        self._line, self._one, self._command = line, one, command
+
+    @property
+    def left(self) -> bool:
+        """Whether it is on its way."""
+        return self._one is not None
+
+    def answer(self) -> Any:
+        """What `ask` would answer."""
+        one, self._one = self._one, None
+        if one is None:
+            return self._line.redis.execute_command(*self._command)
+        return self._line._exchange(one, self._command, sent=True)
+
+    def drop(self) -> None:
+        """Whatever is answered, nobody waits for it."""
+        one, self._one = self._one, None
+        if one is not None:
+            self._line._lose(one)
 
 
 class Line:
@@ -46,13 +71,10 @@ class Line:
             return self.redis.execute_command(*command)
         return self._exchange(self._kept(), command)
 
-    def send(self, *command: Any) -> Callable[[], Any]:
-        """The same in two steps: the command is on its way, and the function that is answered waits for what `ask` answers.
-
-        It has to be called, once. Where no connection is kept, it does all of it.
-        """
+    def send(self, *command: Any) -> Sent:
+        """The same in two steps: the command is on its way, its answer is waited for later."""
         if self._pool is None:
-            return partial(self.redis.execute_command, *command)
+            return Sent(self, None, command)
         one = self._kept()
         try:
             one.send_packed_command([pack_command(command)])
@@ -60,8 +82,8 @@ class Line:
             self._lose(one)
             if not isinstance(error, RedisConnectionError):
                 raise
-            return partial(self.redis.execute_command, *command)
-        return partial(self._exchange, one, command, sent=True)
+            return Sent(self, None, command)
+        return Sent(self, one, command)
 
     def _kept(self) -> Any:
         try:

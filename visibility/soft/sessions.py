@@ -18,12 +18,12 @@ A session and its user share a shard. The access log lies in shard 0: its number
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from visibility.conf import settings
 from visibility.soft import clock
-from visibility.soft.client import aclient, arun, arun_each, run, run_each, turn
+from visibility.soft.client import aclient, arun, run, turn
 from visibility.soft.keys import by_shard, key, shard_of, shards
 from visibility.soft.leases import background_counts
 
@@ -114,8 +114,9 @@ def _attend_calls(
 class _Roll:
     """What the calls of `attend` have found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, flushed: Callable[[], None] | None = None) -> None:
         self.out = Attended([], [], [], [], False, 0)
+        self._flushed = flushed
 
     def take(self, what: tuple[int, list[Attending]], rows: list[Any]) -> None:
         (shard, part), (now, known, last, *flat), out = what, rows, self.out
@@ -127,26 +128,39 @@ class _Roll:
                 out.online.append(one.user)
             if crossed == 2:
                 out.lapsed.append(one.user)
-        # Whichever of a shard's calls came first there has seen whether the mark stood.
+        if not known and not out.flushed and self._flushed is not None:
+            self._flushed()
         self.out = out._replace(flushed=out.flushed or not known, access=int(last) if shard == 0 else out.access)
 
 
-async def aattend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
+async def aattend(
+    node: str,
+    process: str,
+    sessions: Iterable[Attending],
+    limit: int = 0,
+    *,
+    light: bool = False,
+    flushed: Callable[[], None] | None = None,
+) -> Attended:
     """Write or renew sessions of a process, one call a shard and thousand; an upsert.
 
     Args:
         limit: new sessions a user may have.
         light: all of these are only renewed, and were written or renewed without it less than ten leases ago.
+        flushed: called at once where the process's mark is gone. Only the first to ask is told, and a later call may fail.
     """
-    roll = _Roll()
-    await arun_each("attend", _attend_calls(node, process, sessions, limit, light=light), roll.take)
+    roll = _Roll(flushed)
+    # One after the other, for the same reason.
+    for what, shard, args in _attend_calls(node, process, sessions, limit, light=light):
+        roll.take(what, await arun("attend", shard, *args))
     return roll.out
 
 
 def attend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
     """The synchronous twin of `aattend`."""
     roll = _Roll()
-    run_each("attend", _attend_calls(node, process, sessions, limit, light=light), roll.take)
+    for what, shard, args in _attend_calls(node, process, sessions, limit, light=light):
+        roll.take(what, run("attend", shard, *args))
     return roll.out
 
 

@@ -1,6 +1,6 @@
 -- Claim due resources, or resources by name. Args: lane, limit, lease, stay, then pairs: res, the version the caller saw ('' for any).
 -- Generation and epoch are read here, before any source is (rules 5 and 3). stay: where nothing is due, note for so many ms (or until
--- the next is due within two seconds) that the caller waits for the lane's bell.
+-- the next is due within two seconds) that the caller waits for the lane's bell; below 0: it does not wait.
 -- Answers now, token, due left, ms until the next is due (-1: none), ms to wait for the bell, rows, and refused:
 -- {res, 'busy', owner}, {res, 'later', ms, error} or {res, 'moved', version}: a build ended since the caller looked.
 local lane, limit, lease, stay = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -68,8 +68,12 @@ if #due > 0 then
 end
 local next_due = redis.call('ZRANGE', pending, 0, 0, 'WITHSCORES')
 local wait = next_due[2] and math.max(0, tonumber(next_due[2]) - now) or -1
-local bell = 0
-if #rows == 0 and #ARGV <= 5 then
+local bell, busy = 0, base .. ':busy:' .. lane
+if #ARGV <= 5 then
+  -- Between a store and the next claim a drain holds nothing, and comes all the same.
+  if #rows > 0 then redis.call('SET', busy, '1', 'PX', lease) else redis.call('DEL', busy) end
+end
+if #rows == 0 and #ARGV <= 5 and stay >= 0 then
   bell = wait > 0 and wait <= 2000 and wait or stay
   if bell > 0 then redis.call('SET', base .. ':lingering:' .. lane, '1', 'PX', bell + 200) end
 end

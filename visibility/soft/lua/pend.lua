@@ -1,13 +1,13 @@
 -- Put resources into a lane. Args: lane, bound, share, tenant_rate, tenant_burst, then groups of alike ones: since, event, mode,
 -- front_window, hidden_window, tenant, n, res × n. Answers accepted, merged, wake (2: and nothing was
--- pending or claimed before, so no drain can be waiting), then (index, reason) of the shed.
+-- pending or claimed before and no drain was at work, so none can be waiting), then (index, reason) of the shed.
 -- mode: 0 changed, 1 changed and to be built though nobody watches, 2 nothing changed, build it anew (what stands may be served);
 -- since is then the version that the caller saw (-1: any): what was built meanwhile is passed over.
 local lane, bound, share = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local rate, burst = tonumber(ARGV[5]), tonumber(ARGV[6])
 local pending, claimed = base .. ':pending:' .. lane, base .. ':claimed:' .. lane
 local size = redis.call('ZCARD', pending) + redis.call('ZCARD', claimed)
-local idle = size == 0
+local idle = size == 0 and redis.call('EXISTS', base .. ':busy:' .. lane) == 0
 local accepted, merged, due_soon, shed = 0, 0, false, {}
 
 local function alive(role, res)

@@ -12,7 +12,10 @@ for n, res in ipairs(names) do
   local seen = redis.call('HMGET', state, 'owner', 'ver', 'gen', 'epoch', 'waiting')
   out[n] = 0
   local owns = seen[1] == token and claims[n] and tonumber(claims[n]) > now
-  if owns and tonumber(seen[2] or '0') >= fence then
+  if seen[2] == token then
+    -- Sent once more after a broken connection: a token is one claim's, so it was this one that stored it.
+    out[n] = owns and 1 or 2
+  elseif owns and tonumber(seen[2] or '0') >= fence then
     -- The clock fell behind what it once gave (a failover): the next token is above it.
     if tonumber(seen[2]) > tonumber(tick()) then redis.call('SET', base .. ':seq', seen[2], 'PX', ARGV[1]) end
   elseif owns then

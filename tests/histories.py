@@ -224,7 +224,7 @@ class Histories(RuleBasedStateMachine):
         found = self._renew(dict(self.open))
         look([name for name, one in found.items() if not one.fresh])
 
-    def _renew(self, wanted: dict[tuple[str, str], bool], switch: bool = False) -> dict[str, leases.Renewed]:
+    def _renew(self, wanted: dict[tuple[str, str], bool], switch: bool = False) -> leases.Found:
         for pair, front in wanted.items():
             self.open[pair] = front
             self.ends.pop(pair, None)

@@ -185,3 +185,21 @@ def test_a_renewal_of_more_than_a_call_takes_answers_for_all() -> None:
         assert {one.created for one in found.values()} == {created}
     assert leases.counts("counter:0", 0).watch == 2_501
     assert leases.visible_count("feed") == 1_500
+
+
+def test_what_renewals_found_is_joined_as_it_comes() -> None:
+    """The newest figures, and every coming to life, whichever of them told of it."""
+    made = leases.renew([leases.Watch("counter:a", "1/tab"), leases.Watch("counter:b", "1/tab")])
+    assert made["counter:a"].created and made.created().keys() == {"counter:a", "counter:b"} == made.keys()
+    again = leases.renew([leases.Watch("counter:a", "1/tab")], part=leases.BEAT)
+    assert not again["counter:a"].created
+    made.join(again)
+    assert made["counter:a"].created and len(made) == 2
+    found = leases.Found()
+    for rows, version in (([[1, 1, 1, b"5", -7]], b"5"), ([], b"6"), ([[1, 0, 0, b"9", 3]], b"0")):
+        found.take([("counter", ["a"])], [[version], rows])
+    assert found == {"counter:a": leases.Renewed(True, True, 9, 0, 3)}
+    found.take([("counter", ["a", "b"])], [[b"10", b"11"], []])
+    assert found["counter:a"] == leases.Renewed(True, True, 10, 10, leases.NOT_KNOWN)
+    assert found["counter:b"] == leases.Renewed(False, False, 11, 11, leases.NOT_KNOWN)
+    assert found.get("counter:c") is None and "counter:c" not in found

@@ -17,7 +17,7 @@ from visibility.push import in_thread
 from visibility.sockets import frames
 from visibility.sockets.state import ASKED, Session
 from visibility.soft import clock, leases, sessions
-from visibility.soft.leases import BEAT, CARRY, WHOLE, Renewed, Watch
+from visibility.soft.leases import BEAT, CARRY, WHOLE, Found, Watch
 from visibility.soft.sessions import Attending
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Beats:
         due, self._due = self._due, {}
         pings, self._pings = self._pings, {}
         self._urgent = False
-        renewed: dict[str, Renewed] = {}
+        renewed = Found()
         try:
             async with self.leasing:
                 renewed = await self._write(due)
@@ -122,7 +122,7 @@ class Beats:
                 self._pong(session, have, renewed)
         self.learn(renewed)
 
-    async def _write(self, due: Iterable[Session]) -> dict[str, Renewed]:
+    async def _write(self, due: Iterable[Session]) -> Found:
         """Renew these, each as far as it is its turn: most heartbeats are light, every few carry trust on or write it all."""
         now, ttl, heartbeat = asyncio.get_running_loop().time(), settings.TTL, settings.HEARTBEAT
         parts: dict[int, list[Session]] = {WHOLE: [], CARRY: [], BEAT: []}
@@ -134,10 +134,10 @@ class Beats:
             await self.attend([Attending(s.user, s.sid) for s in light], light=True)
         elif not parts[WHOLE]:
             await self.attend([])
-        renewed: dict[str, Renewed] = {}
+        renewed = Found()
         for part, some in parts.items():
             if some:
-                leases.join(renewed, await leases.arenew(self._watches(some), part=part))
+                renewed.join(await leases.arenew(self._watches(some), part=part))
         return renewed
 
     def _watches(self, due: Iterable[Session]) -> list[Watch]:
@@ -162,7 +162,7 @@ class Beats:
         if self.lost(False):
             self._hub.flushed()
 
-    def learn(self, renewed: Mapping[str, Renewed]) -> None:
+    def learn(self, renewed: Found) -> None:
         """What renewals tell: crossings to announce, newer versions to fetch, resources that nobody vouches for."""
         self.announce(renewed)
         now = clock.now_ms()
@@ -174,13 +174,13 @@ class Beats:
                 if (one.created or not one.fresh or old) and topic.active:
                     self._hub.fanout.suspect(topic, urgent=one.created)
 
-    def announce(self, renewed: Mapping[str, Renewed]) -> None:
+    def announce(self, renewed: Found) -> None:
         """Send what leases crossed, from a thread; it need not be waited for."""
-        crossed = {name: one for name, one in renewed.items() if one.created}
+        crossed = renewed.created()
         if crossed and heard_by_anybody():
             self._hub.spawn(in_thread(announce)(crossed))
 
-    def _pong(self, session: Session, have: Mapping[str, int], renewed: Mapping[str, Renewed]) -> None:
+    def _pong(self, session: Session, have: Mapping[str, int], renewed: Found) -> None:
         versions: dict[str, int] = {}
         for topic, sent in list(session.watches.items()):
             if sent == ASKED:

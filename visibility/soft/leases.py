@@ -50,6 +50,63 @@ class Renewed(NamedTuple):
     soft_ms: int
 
 
+class Found(Mapping[str, Renewed]):
+    """What renewals found, by resource.
+
+    Kept as numbers, and made a `Renewed` when asked for: of nearly all there is nothing to say but the version that their leases
+    vouch for, and tens of thousands of objects a tick would keep the garbage collector busy (it lets go of plain tuples).
+    """
+
+    __slots__ = ("_fresh", "_told")
+
+    def __init__(self) -> None:
+        self._fresh: dict[str, int] = {}
+        # Whether it was created and had lapsed, version, age: of those of which there is more to say.
+        self._told: dict[str, tuple[bool, bool, int, int]] = {}
+
+    def __getitem__(self, name: str) -> Renewed:
+        fresh, told = self._fresh[name], self._told.get(name)
+        if told is None:
+            return Renewed(False, False, fresh, fresh, NOT_KNOWN)
+        created, lapsed, version, soft_ms = told
+        return Renewed(created, lapsed, version, fresh, soft_ms)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fresh)
+
+    def __len__(self) -> int:
+        return len(self._fresh)
+
+    def created(self) -> dict[str, Renewed]:
+        """Those that nobody made visible before."""
+        return {name: self[name] for name, (created, *_) in self._told.items() if created}
+
+    def take(self, sections: list[tuple[str, list[str]]], answer: list[Any]) -> None:
+        """An answer of the script: versions and rows of each section."""
+        for (data_type, keys), versions, rows in zip(sections, answer[::2], answer[1::2], strict=True):
+            names = [f"{data_type}:{one}" for one in keys]
+            told = {
+                names[number - 1]: (created == 1, lapsed == 1, int(version), soft)
+                for number, created, lapsed, version, soft in rows
+            }
+            self._join(dict(zip(names, map(int, versions), strict=True)), told)
+
+    def join(self, more: Found) -> None:
+        """Take in what later renewals found: the newest figures, and every coming to life."""
+        self._join(more._fresh, dict(more._told))
+
+    def _join(self, fresh: dict[str, int], told: dict[str, tuple[bool, bool, int, int]]) -> None:
+        for name in self._told.keys() & fresh.keys() if self._told else ():
+            created, lapsed, *_ = self._told.pop(name)
+            now = told.get(name)
+            if now is not None:
+                told[name] = (now[0] or created, now[1] or lapsed, *now[2:])
+            elif created or lapsed:
+                told[name] = (created, lapsed, fresh[name], NOT_KNOWN)
+        self._fresh.update(fresh)
+        self._told.update(told)
+
+
 class Counts(NamedTuple):
     """Live leases of a resource. Members are `(name, seconds left)`, at most as many as asked for."""
 
@@ -119,28 +176,7 @@ def _sections(members: Mapping[str, Sequence[str]]) -> Iterator[tuple[list[str],
     yield keys, pairs
 
 
-def _renewed(sections: list[tuple[str, list[str]]], answer: list[Any], out: dict[str, Renewed]) -> None:
-    for (data_type, keys), versions, rows in zip(sections, answer[::2], answer[1::2], strict=True):
-        head, make = f"{data_type}:", tuple.__new__
-        found: dict[str, Renewed] = {}
-        for one, text in zip(keys, versions, strict=True):
-            version = int(text)
-            found[head + one] = make(Renewed, (False, False, version, version, NOT_KNOWN))
-        for number, created, lapsed, version, soft in rows:
-            name = head + keys[number - 1]
-            found[name] = Renewed(created == 1, lapsed == 1, int(version), found[name].fresh, int(soft))
-        join(out, found)
-
-
-def join(out: dict[str, Renewed], more: dict[str, Renewed]) -> None:
-    """Take in what later renewals found: the newest figures, and every coming to life."""
-    for name in more.keys() & out.keys():
-        before, one = out[name], more[name]
-        more[name] = one._replace(created=one.created or before.created, lapsed=one.lapsed or before.lapsed)
-    out.update(more)
-
-
-def renew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
+def renew(watches: Iterable[Watch], *, part: int = WHOLE) -> Found:
     """Write or renew leases, many in one call per shard; an upsert, so it heals whatever was lost.
 
     Args:
@@ -148,15 +184,15 @@ def renew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
             else ends a lease after it was last carried; `BEAT` does only what keeps them. What came to life or is not vouched for
             is told in full by each; the age of the rest only by `WHOLE`.
     """
-    out: dict[str, Renewed] = {}
-    run_each("renew", _calls(watches, part), lambda sections, answer: _renewed(sections, answer, out))
+    out = Found()
+    run_each("renew", _calls(watches, part), out.take)
     return out
 
 
-async def arenew(watches: Iterable[Watch], *, part: int = WHOLE) -> dict[str, Renewed]:
+async def arenew(watches: Iterable[Watch], *, part: int = WHOLE) -> Found:
     """The asynchronous twin of `renew`."""
-    out: dict[str, Renewed] = {}
-    await arun_each("renew", _calls(watches, part), lambda sections, answer: _renewed(sections, answer, out))
+    out = Found()
+    await arun_each("renew", _calls(watches, part), out.take)
     return out
 
 

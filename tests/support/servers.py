@@ -427,14 +427,16 @@ def mariadb(port: int | None = None) -> Iterator[DatabaseServer]:
     with _folder(user) as folder:
         data, socket_path = folder / "data", folder / "s.sock"
         account = user or pwd.getpwuid(os.geteuid()).pw_name
+        # In a shared one, a server that starts removes what another that starts has just made.
+        temporary = f"--tmpdir={folder}"
         _run(
             ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db", f"--user={account}",
-             "--auth-root-authentication-method=normal"],
+             "--auth-root-authentication-method=normal", temporary],
             user,
         )  # fmt: skip
         command: list[str | Path] = [
             *(binary, "--no-defaults", f"--datadir={data}", f"--socket={socket_path}", f"--pid-file={folder / 'pid'}"),
-            *(f"--port={port}", "--bind-address=127.0.0.1", "--skip-name-resolve", "--character-set-server=utf8mb4"),
+            *(temporary, f"--port={port}", "--bind-address=127.0.0.1", "--skip-name-resolve", "--character-set-server=utf8mb4"),
             *("--innodb-flush-log-at-trx-commit=0", "--sync-binlog=0", "--innodb-buffer-pool-size=64M", "--max-connections=300"),
         ]
         server = DatabaseServer("mariadb", command, port, user)

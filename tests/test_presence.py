@@ -520,3 +520,12 @@ def test_the_access_log_is_numbered_and_trimmed(monkeypatch: pytest.MonkeyPatch,
     assert asyncio.run(told(second)).missed
     assert not asyncio.run(told(third)).missed
     assert asyncio.run(told(third)).last == fourth
+
+
+def test_drop_counts_what_sockets_end_themselves_when_they_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    come("1", "a", "counter:a", "counter:b")
+    come("1", "b", "counter:a")
+    monkeypatch.setattr("visibility.push.publish_access", lambda _number: leave([("1", "a")]))
+    assert drop(user="1") == 3
+    assert drop(user="1") == 0
+    assert leases.counts("counter:a").watch == 0

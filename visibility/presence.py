@@ -258,6 +258,8 @@ def drop(
             value = data_type_of(value).name
         case "resource":
             value = str(parse_resource(value))
+    # Looked for before anybody is told: the sockets that hear of it end their watches themselves.
+    found = [] if what in ("resource", "type") else sessions.members(what, value, DROP_CHUNK)
     push.publish_access(sessions.tell({"kind": "drop", what: value, "reason": "dropped"}))
     if what == "resource":
         return _clear([value])
@@ -268,8 +270,9 @@ def drop(
             done += _clear([f"{value}:{key}" for key in part])
         return done
     done = 0
-    while found := sessions.members(what, value, DROP_CHUNK):
+    while found:
         done += _end(found)
+        found = sessions.members(what, value, DROP_CHUNK)
     return done
 
 

@@ -26,6 +26,7 @@ from tests.support import servers
 from tests.support.probe import probes as probes
 from tests.support.processes import Process, living, stop_all
 from tests.support.sockets import Tab, connect
+from visibility import points
 from visibility.soft import client as soft_client
 
 # Under load an example may take long; the timeout of the test still ends one that hangs.
@@ -211,3 +212,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         for leftover in Path(name).parent.glob(Path(name).name + "*"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
+    """`at(point, action)`: run the action the first time the code reaches the point."""
+    actions: dict[str, Callable[[], Any]] = {}
+
+    def reach(name: str) -> None:
+        action = actions.pop(name, None)
+        if action is not None:
+            action()
+
+    points.hook = reach
+    yield actions.__setitem__
+    points.hook = None
+    assert not actions, f"never reached: {sorted(actions)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.test import override_settings
 from tests.lanes import change, drain, drain_all, leave, look, pend, watch
 from tests.support import wait_for
 from tests.support.probe import builds
-from visibility import dirty, points, recompute, testing
+from visibility import dirty, recompute, testing
 from visibility.builds.ahead import Ahead
 from visibility.conf import settings
 from visibility.exceptions import RedisAway
@@ -37,19 +37,6 @@ def backlog(db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         for name in NAMES:
             pend(name)
         yield
-
-
-@pytest.fixture
-def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
-    """Run something the first time that the code reaches a point."""
-    todo: dict[str, Callable[[], Any]] = {}
-
-    def put(point: str, work: Callable[[], Any]) -> None:
-        todo[point] = work
-
-    points.hook = lambda name: (todo.pop(name, None) or (lambda: None))()
-    yield put
-    points.hook = None
 
 
 def claimed() -> int:
@@ -203,7 +190,7 @@ def test_while_redis_is_away_it_is_dropped_without_waiting(backlog: None) -> Non
     idle = len(kept._idle)
     ahead.drop()
     with pytest.raises(RedisAway):
-        soft_client.begin("among", 0, "counter", "a")
+        soft_client.Begun("among", 0, "counter", "a")
     soft_client.close()
     assert len(kept._idle) == idle, "the connection with the answer that nobody read is kept for nobody"
     assert not kept.redis.connection_pool._in_use_connections - set(kept._idle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -284,34 +285,35 @@ def short_leases(seconds: float) -> Any:
     return override_settings(VISIBILITY={"REDIS_URL": settings.REDIS_URL, "BUILD_LEASE": seconds})
 
 
+@contextmanager
+def drain_under_way() -> Iterator[None]:
+    """A drain that builds `probe:a`, which goes on once it is told to. It is waited for at the end."""
+    order("a", hold=True)
+    pend("probe:a", forced=True)
+    thread = threading.Thread(target=drain)
+    thread.start()
+    wait_for(lambda: builds("a"), 5, "the build runs")
+    yield
+    thread.join(10)
+
+
 def test_a_long_build_keeps_its_claim(transactional_db: None, probes: Path) -> None:
-    with short_leases(0.6):
-        order("a", hold=True)
-        pend("probe:a", forced=True)
-        thread = threading.Thread(target=drain)
-        thread.start()
-        wait_for(lambda: builds("a"), 5, "the build runs")
+    with short_leases(0.6), drain_under_way():
         first = look("probe:a").claim_ms or 0
         wait_for(lambda: (look("probe:a").claim_ms or 0) > first + 600, 5, "the claim outlived its lease")
         assert claims.claim(LANE, 0, 10, 15).rows == []
         order("a", value=1)
-        thread.join(10)
     assert built("probe:a") == 1
     assert len(builds("a")) == 1
 
 
 def test_J9_a_claim_that_was_lost_on_the_way_stores_nothing(transactional_db: None, probes: Path, redis: redis_py.Redis) -> None:
     """Its lease ended while it built (it was starved); somebody else took over and built something newer."""
-    order("a", hold=True)
-    pend("probe:a", forced=True)
-    thread = threading.Thread(target=drain)
-    thread.start()
-    wait_for(lambda: builds("a"), 5, "the build runs")
-    redis.zadd("{vis:0}:claimed:hot", {"probe:a": 1})
-    other = claim()
-    claims.store(LANE, other, [("probe:a", 60_000, other.now_ms + 60_000, _packed(other, b'"newer"'))])
-    order("a", value="older")
-    thread.join(10)
+    with drain_under_way():
+        redis.zadd("{vis:0}:claimed:hot", {"probe:a": 1})
+        other = claim()
+        claims.store(LANE, other, [(other.rows[0], 60_000, other.now_ms + 60_000, _packed(other, b'"newer"'), False)])
+        order("a", value="older")
     assert built("probe:a") == "newer"
     assert look("probe:a").owner == other.token
 
@@ -347,22 +349,15 @@ def test_a_worker_that_is_stopped_gives_its_claims_back_at_once(db: None, probes
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_where_no_mark_stood_the_store_ends_the_claim_unless_it_moved(db: None, probes: Path, moved: bool) -> None:
+def test_where_no_mark_stood_the_store_ends_the_claim_unless_it_moved(db: None, probes: Path, at: Any, moved: bool) -> None:
     watch("probe:a")
     pend("probe:a", "probe:b", forced=True)
     seen: list[Look] = []
 
-    def at(name: str) -> None:
-        if name == "build.store" and moved:
-            pend("probe:a", window=60.0)
-        if name == "build.stored":
-            seen.extend(look(name) for name in ("probe:a", "probe:b"))
-
-    points.hook = at
-    try:
-        drain()
-    finally:
-        points.hook = None
+    if moved:
+        at("build.store", lambda: pend("probe:a", window=60.0))
+    at("build.stored", lambda: seen.extend(look(name) for name in ("probe:a", "probe:b")))
+    drain()
     own, other = seen
     assert [one.claim_ms is None for one in seen] == [not moved, True]
     assert (own.fresh == own.version, own.pending) == (not moved, moved)
@@ -392,18 +387,13 @@ def test_what_the_store_ended_is_told_whatever_fails_after_it(db: None, probes: 
 
 
 def test_readers_who_wait_are_woken_by_the_store(transactional_db: None, probes: Path, redis: redis_py.Redis) -> None:
-    order("a", hold=True)
-    pend("probe:a", forced=True)
-    thread = threading.Thread(target=drain)
-    thread.start()
-    wait_for(lambda: builds("a"), 5, "the build runs")
-    (refused,) = claims.claim_named(LANE, ["probe:a"], 15)[1].values()
-    assert isinstance(refused, claims.Busy)
-    assert not claims.wait_for_build("probe:a", refused.owner, 0.05)
-    order("a", value=1)
-    assert claims.wait_for_build("probe:a", refused.owner, 10)
-    assert built("probe:a") == 1
-    thread.join(10)
+    with drain_under_way():
+        (refused,) = claims.claim_named(LANE, ["probe:a"], 15)[1].values()
+        assert isinstance(refused, claims.Busy)
+        assert not claims.wait_for_build("probe:a", refused.owner, 0.05)
+        order("a", value=1)
+        assert claims.wait_for_build("probe:a", refused.owner, 10)
+        assert built("probe:a") == 1
 
 
 def test_a_database_that_is_away_puts_the_batch_off(db: None, probes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

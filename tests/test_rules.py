@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from django.db import connections
 from tests.app.models import Counter, Follow, Post
 from tests.support.local import Sockets
 from tests.support.wait import wait_for
-from visibility import dirty, points
+from visibility import dirty
 from visibility.conf import settings
 from visibility.read import read
 from visibility.recompute import work
@@ -34,22 +34,6 @@ RESOURCE, KEY, LANE = "counter:a", "a", "hot"
 
 class Crash(BaseException):
     """Ends a path the way SIGKILL would: nothing after it runs."""
-
-
-@pytest.fixture
-def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
-    """`at(point, action)`: run the action the first time the code reaches the point."""
-    actions: dict[str, Callable[[], Any]] = {}
-
-    def reach(name: str) -> None:
-        action = actions.pop(name, None)
-        if action is not None:
-            action()
-
-    points.hook = reach
-    yield actions.__setitem__
-    points.hook = None
-    assert not actions, f"never reached: {sorted(actions)}"
 
 
 @pytest.fixture(autouse=True)
@@ -346,7 +330,7 @@ def test_rule_7_an_older_token_never_overwrites_a_newer_one(redis: redis_py.Redi
     old = claim()
     redis.hset("{vis:0}:state:counter:a", mapping={"ver": int(old.token) + 5})
     packed = snapshots.pack(snapshots.Stored(int(old.token), 1, 0, 0, 0, 0, "0.0.0", b'{"value":0}'))
-    assert claims.store(LANE, old, [(RESOURCE, 10_000, 0, packed)]) == [False]
+    assert claims.store(LANE, old, [(old.rows[0], 10_000, 0, packed, False)]) == [False]
 
 
 def test_rule_8_what_nobody_watches_is_marked_before_it_is_dropped(redis: redis_py.Redis, at: Any) -> None:

@@ -133,7 +133,7 @@ def _trust(names: Sequence[str]) -> None:
         taken, _ = claims.claim_named("hot", names[start : start + BATCH], 60)
         for owned in taken:
             head = f"v1|{owned.token}|1|1|0|{soft}|1|0.0.0\n{{}}".encode()
-            claims.store("hot", owned, [(row.resource, 3_600_000, soft, head) for row in owned.rows])
+            claims.store("hot", owned, [(row, 3_600_000, soft, head, False) for row in owned.rows])
             claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 

@@ -34,8 +34,9 @@ def packed(owned: Claim, body: bytes = b"{}") -> bytes:
     return snapshots.pack(snapshots.Stored(int(owned.token), 1, owned.now_ms, 0, owned.now_ms + 60_000, 1, "0.0.0", body))
 
 
-def store(owned: Claim, *resources: str, lane: str = LANE) -> list[bool]:
-    return claims.store(lane, owned, [(r, 60_000, owned.now_ms + 60_000, packed(owned)) for r in resources])
+def store(owned: Claim, *resources: str, lane: str = LANE) -> list[int]:
+    rows = {row.resource: row for row in owned.rows}
+    return claims.store(lane, owned, [(rows[r], 60_000, owned.now_ms + 60_000, packed(owned), False) for r in resources])
 
 
 def finish(owned: Claim, how: str = "trust", window: float = 0.0) -> list[int]:
@@ -592,11 +593,11 @@ def test_between_a_store_and_the_next_claim_a_drain_counts_as_at_work() -> None:
     assert pending.pend(lane, [Item("counter:a", 1, window=0.0)]).idle == {0}
     owned = claims.claim(LANE, 0, 10, 15)
     now = owned.now_ms
-    assert claims.finish(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)]) == [2]
+    assert claims.store(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)]) == [2]
     assert size() == 0
     assert pending.pend(lane, [Item("counter:b", 1, window=0.0)]).idle == set()
     owned = claims.claim(LANE, 0, 10, 15)
-    claims.finish(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)])
+    claims.store(LANE, owned, [(owned.rows[0], 60_000, now + 60_000, packed(owned), True)])
     assert claims.claim(LANE, 0, 10, 15).rows == []
     assert pending.pend(lane, [Item("counter:c", 1, window=0.0)]).idle == {0}
 
@@ -610,6 +611,6 @@ def test_a_store_that_is_sent_once_more_answers_what_the_first_would_have() -> N
         (rows["counter:a"], 60_000, owned.now_ms + 60_000, packed(owned), True),
         (rows["counter:b"], 60_000, owned.now_ms + 60_000, packed(owned), False),
     ]
-    assert claims.finish(LANE, owned, items) == [2, 1]
-    assert claims.finish(LANE, owned, items) == [2, 1]
+    assert claims.store(LANE, owned, items) == [2, 1]
+    assert claims.store(LANE, owned, items) == [2, 1]
     assert claims.done(LANE, owned, [Done(rows["counter:b"], "keep")]) == (False, [1])

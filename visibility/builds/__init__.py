@@ -167,7 +167,7 @@ def build_claimed(
         made.append(one)
         items.append((row, int(data_type.ttl * by), soft, snapshots.pack(one), marks.first_at is None))
     reach("build.store")
-    flags = claims.finish(lane, owned, items)
+    flags = claims.store(lane, owned, items)
     reach("build.stored")
     for (row, *_), one, flag in zip(items, made, flags, strict=True):
         out[row.resource] = Built(row.resource, one if flag else None, marks=seen[row.resource[cut:]], ended=flag == 2)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from visibility.soft.client import Begun, aclient, begin, client, guard, run, turn
+from visibility.soft.client import Begun, aclient, client, guard, run, turn
 from visibility.soft.keys import CHUNK, by_shard, key, shard_of
 
 # Snapshots that one script takes.
@@ -112,7 +112,7 @@ def begin_claim(lane: str, shard: int, limit: int, lease: float) -> Begun:
     Raises:
         RedisAway: the soft state is out of reach.
     """
-    return begin("claim", shard, *_args(lane, limit, lease, -0.001, ()))
+    return Begun("claim", shard, *_args(lane, limit, lease, -0.001, ()))
 
 
 def begun(shard: int, one: Begun) -> Claim:
@@ -164,32 +164,21 @@ def extend(lane: str, owned: Claim, lease: float, resources: Sequence[str]) -> l
     return [r.decode() for r in run("extend", owned.shard, lane, owned.token, int(lease * 1000), *resources)]
 
 
-def store(lane: str, owned: Claim, items: Sequence[tuple[str, int, int, bytes]]) -> list[bool]:
-    """Store `(resource, ttl_ms, soft_until_ms, packed)`; False where the claim has ended or a newer one is there."""
-    return [flag > 0 for flag in _store(lane, owned, [(name, "", "", *rest) for name, *rest in items])]
-
-
-def finish(lane: str, owned: Claim, items: Sequence[tuple[Claimed, int, int, bytes, bool]]) -> list[int]:
+def store(lane: str, owned: Claim, items: Sequence[tuple[Claimed, int, int, bytes, bool]]) -> list[int]:
     """Store `(row, ttl_ms, soft_until_ms, packed, clean)` and end what is `clean`: no mark of it stood when they were read.
 
-    Answers 0 where it is refused as by `store`, 1 stored, 2 stored and the claim ended as by `done`; with 1 it has still to end,
-    because it was not clean or moved meanwhile.
+    Answers 0 where the claim has ended or a newer one is there, 1 stored, 2 stored and the claim ended as by `done`. With 1 it
+    has still to end, because it was not clean or moved meanwhile.
     """
-    return _store(
-        lane, owned, [(row.resource, row.gen if clean else "", row.epoch, ttl, soft, raw) for row, ttl, soft, raw, clean in items]
-    )
-
-
-def _store(lane: str, owned: Claim, items: Sequence[tuple[Any, ...]]) -> list[int]:
     out: list[int] = []
     batch: list[Any] = []
     size = 0
-    for item in items:
-        if batch and size + len(item[5]) > STORE_BYTES:
+    for row, ttl, soft, raw, clean in items:
+        if batch and size + len(raw) > STORE_BYTES:
             out += run("store", owned.shard, lane, owned.token, *batch)
             batch, size = [], 0
-        batch += item
-        size += len(item[5])
+        batch += (row.resource, row.gen if clean else "", row.epoch, ttl, soft, raw)
+        size += len(raw)
     return out + run("store", owned.shard, lane, owned.token, *batch) if batch else out
 
 

@@ -266,11 +266,17 @@ def run(name: str, shard: int, *args: Any) -> Any:
 
 
 class Begun:
-    """A script that is on its way: ask for its `result` or `drop` it, once. `left`: False where that cannot be; it runs late."""
+    """`run` in two steps: the script is on its way, ask for its `result` or `drop` it, once.
+
+    `left`: False where that cannot be; it runs when it is asked for.
+
+    Raises:
+        RedisAway: see `guard`.
+    """
 
     __slots__ = ("_argv", "_code", "_sent")
 
-    def __init__(self, name: str, shard: int, args: Sequence[Any]) -> None:
+    def __init__(self, name: str, shard: int, *args: Any) -> None:
         self._code, self._argv = script(name), (base(shard), keep_ms(), *args)
         with guard():
             self._sent = line().send("EVALSHA", self._code.digest, 1, *self._argv)
@@ -300,15 +306,6 @@ class Begun:
         self._sent.drop()
 
 
-def begin(name: str, shard: int, *args: Any) -> Begun:
-    """`run` in two steps.
-
-    Raises:
-        RedisAway: see `guard`.
-    """
-    return Begun(name, shard, args)
-
-
 def run_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Callable[[T, Any], None]) -> None:
     """Run a script for each `(what, shard, args)`, and `take(what, answer)` in their order.
 
@@ -320,7 +317,7 @@ def run_each(name: str, calls: Iterable[tuple[T, int, Sequence[Any]]], take: Cal
     under_way: tuple[T, Begun] | None = None
     try:
         for what, shard, args in calls:
-            before, under_way = under_way, (what, begin(name, shard, *args))
+            before, under_way = under_way, (what, Begun(name, shard, *args))
             if before is not None:
                 take(before[0], before[1].result())
         if under_way is not None:

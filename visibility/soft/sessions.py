@@ -94,7 +94,7 @@ def _lease_ms() -> int:
 
 def _attend_calls(
     node: str, process: str, sessions: Iterable[Attending], limit: int, *, light: bool
-) -> Iterator[tuple[tuple[int, list[Attending]], int, list[Any]]]:
+) -> Iterator[tuple[int, list[Attending], list[Any]]]:
     # Every shard is asked, sessions there or not: the process's mark is what tells of a flush.
     groups: dict[int, list[Attending]] = {shard: [] for shard in shards()}
     if len(groups) == 1:
@@ -108,7 +108,7 @@ def _attend_calls(
             args: list[Any] = [_lease_ms(), node, process, limit, len(part) if light else 0]
             for user, sid, state, resources in part:
                 args += (user, sid) if light else (user, sid, state, len(resources), *resources)
-            yield (shard, part), shard, args
+            yield shard, part, args
 
 
 class _Roll:
@@ -118,8 +118,8 @@ class _Roll:
         self.out = Attended([], [], [], [], False, 0)
         self._flushed = flushed
 
-    def take(self, what: tuple[int, list[Attending]], rows: list[Any]) -> None:
-        (shard, part), (now, known, last, *flat), out = what, rows, self.out
+    def take(self, shard: int, part: list[Attending], rows: list[Any]) -> None:
+        (now, known, last, *flat), out = rows, self.out
         clock.seen(now)
         for one, status, crossed in zip(part, flat[::2], flat[1::2], strict=True):
             if not status:
@@ -151,16 +151,16 @@ async def aattend(
     """
     roll = _Roll(flushed)
     # One after the other, for the same reason.
-    for what, shard, args in _attend_calls(node, process, sessions, limit, light=light):
-        roll.take(what, await arun("attend", shard, *args))
+    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
+        roll.take(shard, part, await arun("attend", shard, *args))
     return roll.out
 
 
 def attend(node: str, process: str, sessions: Iterable[Attending], limit: int = 0, *, light: bool = False) -> Attended:
     """The synchronous twin of `aattend`."""
     roll = _Roll()
-    for what, shard, args in _attend_calls(node, process, sessions, limit, light=light):
-        roll.take(what, run("attend", shard, *args))
+    for shard, part, args in _attend_calls(node, process, sessions, limit, light=light):
+        roll.take(shard, part, run("attend", shard, *args))
     return roll.out
 
 

@@ -50,7 +50,7 @@ def build(resources: list[str], body: bytes = BODY) -> None:
         taken, _ = claims.claim_named("hot", resources[start : start + PAGE], 600)
         for owned in taken:
             head = f"v1|{owned.token}|1|1|0|{soft}|1|0.0.0\n".encode() + body
-            claims.store("hot", owned, [(row.resource, 7_200_000, soft, head) for row in owned.rows])
+            claims.store("hot", owned, [(row, 7_200_000, soft, head, False) for row in owned.rows])
             claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 

@@ -38,7 +38,7 @@ def _way(names: list[str]) -> None:
         while (owned := claims.claim("hot", shard, 100, 60)).rows:
             soft = owned.now_ms + 600_000
             head = f"v1|{owned.token}|1|1|0|{soft}|1|0.0.0\n".encode() + BODY
-            claims.store("hot", owned, [(row.resource, 600_000, soft, head) for row in owned.rows])
+            claims.store("hot", owned, [(row, 600_000, soft, head, False) for row in owned.rows])
             claims.done("hot", owned, [Done(row, "trust") for row in owned.rows])
 
 
